@@ -305,14 +305,14 @@ def test_a_span_that_asks_for_several_logits_has_those_of_single_ones(models):
         assert torch.equal(runner.forward([Span(token_ids[at : at + 1], at, blocks, 1)]), whole[at : at + 1])
 
 
-@pytest.mark.parametrize("attention", ["auto", "torch"])
-def test_an_adapter_s_rows_are_repeated_too(tmp_path, attention):
+@pytest.mark.parametrize(("dtype", "attention"), [("bfloat16", "auto"), ("bfloat16", "torch"), ("float32", "auto")])
+def test_an_adapter_s_rows_are_repeated_too(tmp_path, dtype, attention):
     base = checkpoint(tmp_path / "base", "LlamaForCausalLM", **SIZES)
     runner = Runner.load(
         str(tmp_path / "base"),
         EngineSettings(
             device="cpu",
-            dtype="bfloat16",
+            dtype=dtype,
             attention=attention,
             num_threads=2,
             block_size=BLOCK_SIZE,
@@ -334,6 +334,8 @@ def test_an_adapter_s_rows_are_repeated_too(tmp_path, attention):
     for adapter in adapters:
         span = Span(prompts[0], 0, list(range(5)), 40, adapter=adapter)
         assert torch.equal(runner.forward([span, neighbour]), runner.forward([span]))
+        # Nor that it wants log-probabilities of its own prompt, as it does in a last chunk of several tokens.
+        assert torch.equal(runner.forward([replace(span, num_hidden=40)]), runner.forward([span]))
 
 
 def test_a_worker_says_that_its_answers_repeat(models):

@@ -5,6 +5,7 @@ Rows of one adapter are multiplied together, wherever in the batch they lie.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Protocol
@@ -53,18 +54,20 @@ class TorchAdditions:
     def of(cls, groups: Groups, device: torch.device, wanted: Sequence[int]) -> TorchAdditions:
         """``wanted``: the rows of the step that logits or hidden states are wanted of, in their order. One upload."""
         owners = {row: owner for owner, (_, rows) in enumerate(groups) for row in rows}
-        moved: list[list[int]] = [[] for _ in groups]
+        moved: dict[tuple[int, int], list[int]] = {}
+        times = Counter[int]()
         for place, row in enumerate(wanted):
             if row in owners:
-                moved[owners[row]].append(place)
-        parts = [*(rows for _, rows in groups), *moved]
+                # One that is wanted for both does not keep itself company, which would show in its bits.
+                moved.setdefault((owners[row], times[row]), []).append(place)
+                times[row] += 1
+        parts = [*(rows for _, rows in groups), *moved.values()]
         rows = sent(np.fromiter(chain.from_iterable(parts), dtype=np.int64), device)
         each = torch.split(rows, [len(part) for part in parts])
-        adapters = [adapter for adapter, _ in groups]
         num = len(groups)
         return cls(
-            list(zip(adapters, each[:num], strict=True)),
-            [pair for pair in zip(adapters, each[num:], strict=True) if len(pair[1])],
+            [(adapter, own) for (adapter, _), own in zip(groups, each[:num], strict=True)],
+            [(groups[owner][0], own) for (owner, _), own in zip(moved, each[num:], strict=True)],
         )
 
     def add(self, layer: int, place: Place, x: Tensor, y: Tensor) -> None:
