@@ -35,6 +35,8 @@ MAX_RUNS = 32
 """Batches under way at a time; the others wait for their turn."""
 MAX_RUNS_OF_ONE = 4
 """Of those, one tenant's: a batch may wait for a day, for a budget say, and nobody else is to wait behind it."""
+RELEASE_S = 2.0
+"""So long the store may take to hear that batches are nobody's any more; then their leases say so."""
 
 
 class Runner:
@@ -72,6 +74,7 @@ class Runner:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._release()
 
     async def _take_some(self) -> None:
         try:
@@ -107,8 +110,16 @@ class Runner:
             if run.batch.status in OVER:
                 del self._runs[batch_id]
                 self._book.changed.set()
+        await self._release(batch_id)  # another gateway may have what this one lacks
         await self._gw.clock.sleep(AGAIN_S)
         self._runs.pop(batch_id, None)
+
+    async def _release(self, batch_id: str | None = None) -> None:
+        try:
+            async with asyncio.timeout(RELEASE_S):
+                await self._book.release(batch_id)
+        except Exception as error:
+            log.warning("batches: %s cannot be released: %s", batch_id or "those of this gateway", error)
 
 
 @contextlib.asynccontextmanager

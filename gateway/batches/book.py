@@ -294,9 +294,11 @@ class Book:
                 await self._files.note(connection, file)
         return Batch(*row)
 
-    async def release(self, batch_id: str) -> None:
-        """Whoever wants it may have it."""
-        statement = sa.update(store.batches).where(columns.id == batch_id, columns.owner == self._owner)
+    async def release(self, batch_id: str | None = None) -> None:
+        """Whoever wants it may have it; None: all that are this gateway's."""
+        statement = sa.update(store.batches).where(columns.owner == self._owner)
+        if batch_id is not None:
+            statement = statement.where(columns.id == batch_id)
         async with changing(self._rooms) as connection:
             await connection.execute(statement.values(owner=None, leased_until=None))
 

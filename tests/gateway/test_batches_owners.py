@@ -1,0 +1,63 @@
+"""Which gateway works on a batch, and that one does, whatever has become of another or of the database."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+from gateway import store
+from policies import settings
+from tests import house as houses
+from tests.batches import begun, lines, over, when
+from tests.builders import scripted, until
+
+SLOW = scripted("--tokens-per-step", 1, "--step-s", 0.02)
+FEW = settings.Batches(max_in_flight=2)
+
+
+@contextlib.contextmanager
+def gateway(directory: Path, database: str, batches: settings.Batches = FEW) -> Iterator[houses.House]:
+    """One of those that share the database."""
+    kept_in = settings.Store(data_dir=str(directory), url=database)
+    with houses.running(directory, SLOW, store=kept_in, batches=batches) as house:
+        yield house
+
+
+@contextlib.asynccontextmanager
+async def connected(database: str) -> AsyncIterator[AsyncConnection]:
+    engine = create_async_engine(database, isolation_level="AUTOCOMMIT")
+    async with engine.connect() as connection:
+        yield connection
+    await engine.dispose()
+
+
+async def owners(database: str) -> list[str | None]:
+    async with connected(database) as connection:
+        return list((await connection.execute(sa.select(store.batches.c.owner))).scalars())
+
+
+async def test_a_batch_is_nobodys_once_its_gateway_has_stopped(tmp_path, migrated_postgres):
+    with gateway(tmp_path / "data", migrated_postgres) as house:
+        async with house.client() as client:
+            batch = await begun(client, lines(500))
+            await when(client, batch, lambda batch: batch.request_counts.completed)
+        assert await owners(migrated_postgres) != [None]
+    assert await owners(migrated_postgres) == [None]
+
+
+async def test_a_batch_that_one_gateway_cannot_read_is_another_ones(tmp_path, migrated_postgres, caplog):
+    """Its disk is not there, as others' is."""
+    with gateway(tmp_path / "one", migrated_postgres) as house:
+        async with house.client() as client:
+            batch = await begun(client, lines(300))
+            await when(client, batch, lambda batch: batch.request_counts.completed)
+    with gateway(tmp_path / "other", migrated_postgres):
+        await until(lambda: f"{batch.id}: cannot go on now" in caplog.text)
+        with gateway(tmp_path / "one", migrated_postgres) as house:
+            async with house.client() as client:
+                batch = await over(client, batch)
+    assert (batch.status, batch.request_counts.completed) == ("completed", 300)
