@@ -85,6 +85,9 @@ class Runner:
                 log.warning("batches: none can be begun now: %s", error)
             self._is_away = True
             return
+        except Exception:
+            log.exception("batches: none can be begun now")
+            return
         self._is_away = False
         for batch in claimed:
             self._runs[batch.id] = Run(self._gw, self._book, batch, self._pace, self._endpoints, self._inside)

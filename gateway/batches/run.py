@@ -342,6 +342,8 @@ class Run:
                 self._lost = error
             except errors.StoreUnavailable as error:
                 log.warning("batch %s: %s", self.batch.id, error)
+            except Exception:
+                log.exception("batch %s: how far it has come cannot be said", self.batch.id)
             self.pace.moved()
             self.look.clear()
             timer = self._gw.clock.call_later(BEAT_S, self.look.set)

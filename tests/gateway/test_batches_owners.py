@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from gateway import store
 from policies import settings
 from tests import house as houses
 from tests.batches import begun, lines, over, when
-from tests.builders import scripted, until
+from tests.builders import PATIENCE_S, scripted, until
 
 SLOW = scripted("--tokens-per-step", 1, "--step-s", 0.02)
 FEW = settings.Batches(max_in_flight=2)
@@ -61,3 +62,40 @@ async def test_a_batch_that_one_gateway_cannot_read_is_another_ones(tmp_path, mi
             async with house.client() as client:
                 batch = await over(client, batch)
     assert (batch.status, batch.request_counts.completed) == ("completed", 300)
+
+
+BREAKS = (
+    "CREATE SEQUENCE tries",
+    "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$ BEGIN PERFORM nextval('tries'); RAISE EXCEPTION 'the disk' USING ERRCODE = 'io_error'; END $$",
+    "CREATE TRIGGER broken BEFORE UPDATE ON batches FOR EACH ROW EXECUTE FUNCTION fail()",
+)
+IS_WHOLE = ("DROP TRIGGER broken ON batches", "DROP FUNCTION fail", "DROP SEQUENCE tries")
+
+
+@contextlib.asynccontextmanager
+async def broken(database: str) -> AsyncIterator[None]:
+    """It takes no changes of batches, and has been asked for some when this is left."""
+    async with connected(database) as connection:
+        for statement in BREAKS:
+            await connection.execute(sa.text(statement))
+        yield
+        async with asyncio.timeout(PATIENCE_S):
+            while not (await connection.execute(sa.text("SELECT is_called FROM tries"))).scalar():
+                await asyncio.sleep(0.02)
+        for statement in IS_WHOLE:
+            await connection.execute(sa.text(statement))
+
+
+async def test_a_failure_of_the_database_that_nobody_has_foreseen_ends_no_batch(tmp_path, migrated_postgres):
+    """Neither one that nobody has begun, nor one that is under way, which can still be cancelled."""
+    with gateway(tmp_path / "data", migrated_postgres) as house:
+        async with house.client() as client:
+            async with broken(migrated_postgres):
+                batch = await begun(client, lines(1000))
+            await when(client, batch, lambda batch: batch.request_counts.completed)
+            async with broken(migrated_postgres):
+                pass
+            await client.batches.cancel(batch.id)
+            batch = await over(client, batch)
+    assert batch.status == "cancelled"
