@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.background import to_its_end
 from gateway.batches.book import Counts
 from gateway.clock import Clock
 from gateway.ledger import Entry
@@ -113,7 +114,8 @@ class Journal:
             while self._pending:
                 batch = self._pending[:]
                 try:
-                    await asyncio.to_thread(self._write, b"".join([raw for _, raw, _ in batch]))
+                    # Closed under the thread, its number would soon be another file's.
+                    await to_its_end(asyncio.to_thread(self._write, b"".join([raw for _, raw, _ in batch])))
                     self.is_stuck = False
                 except OSError as error:
                     if not self.is_stuck:

@@ -21,6 +21,7 @@ import sqlalchemy as sa
 
 from gateway import errors, openai, store
 from gateway.auth import Caller
+from gateway.background import to_its_end
 from gateway.batches import journal as journals
 from gateway.batches import outputs
 from gateway.batches.asking import Asked, ask
@@ -190,7 +191,7 @@ class Run:
 
     async def _recover(self) -> None:
         """What was written before counts, and has its rows."""
-        entries = await asyncio.to_thread(self.journal.read)
+        entries = await to_its_end(asyncio.to_thread(self.journal.read))  # which cuts off what is behind the last
         ids = store.ledger.c.request_id
         for start in range(0, len(entries), LOOK_UP):
             some = entries[start : start + LOOK_UP]

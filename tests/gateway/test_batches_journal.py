@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import resource
+import threading
 
 import msgspec
 import pytest
@@ -71,6 +73,35 @@ async def test_nobody_else_has_it_meanwhile(tmp_path):
                 pass
     async with journals.opened(tmp_path / "journal", Clock(), 1):
         pass
+
+
+async def test_who_leaves_it_waits_for_what_is_being_written(tmp_path, monkeypatch):
+    """A file that was opened meanwhile would have the number of this one, and what the thread goes on to do with it."""
+    path, is_writing, may_end, sync = tmp_path / "journal", threading.Event(), threading.Event(), os.fdatasync
+
+    def slowly(number: int) -> None:
+        is_writing.set()
+        may_end.wait()
+        sync(number)
+
+    async def write() -> None:
+        async with journals.opened(path, Clock(), 1) as journal:
+            await journal.add(a_record(0))
+
+    monkeypatch.setattr(os, "fdatasync", slowly)
+    writing = asyncio.create_task(write())
+    await until(is_writing.is_set)
+    writing.cancel()
+    try:
+        await asyncio.wait([writing], timeout=0.2)
+        with pytest.raises(Busy):
+            async with journals.opened(path, Clock(), 1):
+                pass
+    finally:
+        may_end.set()
+    await asyncio.wait([writing])
+    async with journals.opened(path, Clock(), 1) as journal:
+        assert len(journal.read()) == 1
 
 
 async def test_what_the_disk_does_not_take_is_tried_again_and_leaves_no_halves(tmp_path, clock):

@@ -81,7 +81,7 @@ async def broken(database: str) -> AsyncIterator[None]:
             await connection.execute(sa.text(statement))
         yield
         async with asyncio.timeout(PATIENCE_S):
-            while not (await connection.execute(sa.text("SELECT is_called FROM tries"))).scalar():
+            while not (await connection.execute(sa.text("SELECT is_called FROM tries"))).scalar():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         for statement in IS_WHOLE:
             await connection.execute(sa.text(statement))
