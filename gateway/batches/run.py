@@ -122,12 +122,25 @@ class Run:
         """No line before this instant: one was told to wait."""
         self._heard_at = gw.clock.now()
         """When the store last said that the batch is ours."""
+        self._is_recovered = False
+        """The journal's counts are whole."""
         self._lost: Lost | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def work(self) -> None:
         """Until it is over, or this gateway goes down. Raises Lost, Busy, OSError and GatewayError; then it may be
         begun again."""
+        beating = asyncio.create_task(self._beat_forever())
+        try:
+            ended = await self._work()
+        finally:
+            beating.cancel()
+            await asyncio.wait([beating])
+        if ended is not None:
+            self.batch = ended
+
+    async def _work(self) -> Batch | None:
+        """The batch as it was when it was over."""
         gw, book, batch = self._gw, self._book, self.batch
         self._key_hash = await book.key_hash(batch.key_id)
         if not await book.has_input(batch):
@@ -151,6 +164,7 @@ class Run:
             except msgspec.DecodeError as error:
                 log.critical("batch %s: %s is damaged and was left as it is: %s", batch.id, path, error)
                 return await self._refuse("internal_error", "What had become of its lines cannot be read any more.")
+            self._is_recovered = True
             if batch.in_progress_at is None:
                 models = self._index.models
                 model = next(iter(models)) if len(models) == 1 else None
@@ -160,10 +174,11 @@ class Run:
             self._todo.extend(number for number in self._index.order if states[number] == WAITING)
             ending = await self._all_lines()
             if ending is None:
-                return await book.release(batch.id)
-            self.batch = await outputs.finish(gw, book, self.batch, self.journal, self._index, ending)
+                await book.release(batch.id)
+                return None
+            ended = await outputs.finish(gw, book, self.batch, self.journal, self._index, ending)
             await asyncio.to_thread(path.unlink, missing_ok=True)
-        return None
+        return ended
 
     async def _read_file(self, path: Path) -> Index:
         """Raises OSError. What was found good once is not asked again whether it is."""
@@ -178,16 +193,16 @@ class Run:
         groups = config.group_by_prefix
         return await asyncio.to_thread(read, path, self.batch.endpoint, config.max_lines, most, may_use, groups)
 
-    async def _refuse(self, code: str, message: str) -> None:
-        await self._fail([openai.BatchError(code=code, message=message)], 0)
+    async def _refuse(self, code: str, message: str) -> Batch:
+        return await self._fail([openai.BatchError(code=code, message=message)], 0)
 
-    async def _fail(self, wrong: list[openai.BatchError], num_lines: int) -> None:
+    async def _fail(self, wrong: list[openai.BatchError], num_lines: int) -> Batch:
         """No line was asked."""
         now = int(self._book.wall())
         values = {"status": "failed", "failed_at": now, "errors": outputs.as_text(wrong), "num_lines": num_lines}
         if self.batch.status == "cancelling":
             values |= {"status": "cancelled", "cancelled_at": now, "failed_at": None}
-        self.batch = await self._book.finish(self.batch.id, [], **values)
+        return await self._book.finish(self.batch.id, [], **values)
 
     async def _recover(self) -> None:
         """What was written before counts, and has its rows."""
@@ -218,17 +233,15 @@ class Run:
     async def _all_lines(self) -> Ending | None:
         """Asks them, many at a time, until there are none or it is over for another reason; None: this gateway is going
         down."""
-        beating = asyncio.create_task(self._beat_forever())
         try:
             with self.pace.course() as course:
                 ending = await self._give(course)
                 if self._tasks:
                     await asyncio.wait(self._tasks, timeout=LAST_LINES_S)
         finally:
-            beating.cancel()
             for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(beating, *self._tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         return "completed" if ending == "expired" and not self.journal.num_waiting else ending
 
     async def _give(self, course: Course) -> Ending | None:
@@ -329,12 +342,13 @@ class Run:
 
     async def _beat_forever(self) -> None:
         """Says how far it has come, and hears whether it is to stop."""
-        said, said_at = None, 0.0
+        said, said_at = None, self._heard_at
         while self._lost is None:
-            counts, now = self.journal.counts, self._gw.clock.now()
+            counts, now = self.journal.counts if self._is_recovered else None, self._gw.clock.now()
             try:
                 if counts != said or now - said_at > self._book.config.lease_s / 3:
-                    self.batch = await self._book.note(self.batch.id, **msgspec.structs.asdict(counts))
+                    values = {} if counts is None else msgspec.structs.asdict(counts)
+                    self.batch = await self._book.note(self.batch.id, **values)
                     said, said_at = counts, now
                 else:
                     self.batch = await self._book.look(self.batch.id)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from gateway import store
 from policies import settings
 from tests import house as houses
-from tests.batches import begun, lines, over, when
+from tests.batches import CHAT, as_file, begun, lines, over, when
 from tests.builders import PATIENCE_S, scripted, until
 
 SLOW = scripted("--tokens-per-step", 1, "--step-s", 0.02)
@@ -29,7 +31,7 @@ def gateway(directory: Path, database: str, batches: settings.Batches = FEW) -> 
 
 
 @contextlib.asynccontextmanager
-async def connected(database: str) -> AsyncIterator[AsyncConnection]:
+async def connected(database: str | sa.URL) -> AsyncIterator[AsyncConnection]:
     engine = create_async_engine(database, isolation_level="AUTOCOMMIT")
     async with engine.connect() as connection:
         yield connection
@@ -99,3 +101,30 @@ async def test_a_failure_of_the_database_that_nobody_has_foreseen_ends_no_batch(
             await client.batches.cancel(batch.id)
             batch = await over(client, batch)
     assert batch.status == "cancelled"
+
+
+async def test_a_batch_stays_its_gateways_for_as_long_as_its_results_are_written(start_house, monkeypatch):
+    """Which for a large one is longer than a lease."""
+    is_writing, may_end, sync = threading.Event(), threading.Event(), os.fsync
+
+    def slowly(number: int) -> None:
+        is_writing.set()
+        may_end.wait()
+        sync(number)
+
+    house = start_house("--tokens-per-step", 4, batches=settings.Batches(lease_s=1))
+    leased = sa.select(store.batches.c.leased_until)
+    async with house.client() as client, connected(store.url_of(house.config.store)) as connection:
+        file = await client.files.create(file=("in.jsonl", as_file(lines(3))), purpose="batch")
+        monkeypatch.setattr(os, "fsync", slowly)
+        try:
+            batch = await client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+            await until(is_writing.is_set)
+            first = (await connection.execute(leased)).scalar_one()
+            async with asyncio.timeout(PATIENCE_S):
+                while (await connection.execute(leased)).scalar_one() <= first + 1:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        finally:
+            may_end.set()
+        batch = await over(client, batch)
+    assert (batch.status, batch.request_counts.completed) == ("completed", 3)
