@@ -18,7 +18,7 @@ from gateway.background import alongside
 from gateway.batches.book import Batch, Book, Lost
 from gateway.batches.journal import Busy
 from gateway.batches.pace import Pace
-from gateway.batches.run import Run
+from gateway.batches.run import BrokenOff, Run
 from gateway.entrance import Endpoint
 from gateway.files import OVER
 from gateway.house import Gateway
@@ -105,7 +105,7 @@ class Runner:
             log.warning("batch %s: another gateway works on it", batch_id)
         except Busy:
             log.warning("batch %s: its last owner is not gone yet", batch_id)
-        except (errors.GatewayError, OSError) as error:
+        except (BrokenOff, errors.GatewayError, OSError) as error:
             log.warning("batch %s: cannot go on now: %s", batch_id, error)
         except Exception:
             log.exception("batch %s: cannot go on", batch_id)

@@ -44,7 +44,7 @@ BEAT_S = 1.0
 """So often a batch says how far it has come, and looks whether it is to stop."""
 LAST_LINES_S = 60.0
 """How long the lines under way may take when a batch ends before its time; what they would have said is lost then, and
-not owed."""
+not owed, unless it was being written."""
 MAX_LOSSES = 3
 """Workers that may be lost with one line, beyond those that others go on for, before it fails."""
 LONGEST_WAIT_S = 30.0
@@ -52,6 +52,10 @@ LOOK_UP = 500
 """Rows of the ledger that are looked for at once, and results that are written."""
 LINE_ROOM_BYTES = 4096
 """Of a line, around its body."""
+
+
+class BrokenOff(Exception):
+    """Lines were, and what is in the journal of them is to be found again, as after a crash."""
 
 
 class Line(Keeper):
@@ -128,8 +132,8 @@ class Run:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def work(self) -> None:
-        """Until it is over, or this gateway goes down. Raises Lost, Busy, OSError and GatewayError; then it may be
-        begun again."""
+        """Until it is over, or this gateway goes down. Raises Lost, Busy, BrokenOff, OSError and GatewayError; then it
+        may be begun again."""
         beating = asyncio.create_task(self._beat_forever())
         try:
             ended = await self._work()
@@ -236,12 +240,13 @@ class Run:
         try:
             with self.pace.course() as course:
                 ending = await self._give(course)
-                if self._tasks:
-                    await asyncio.wait(self._tasks, timeout=LAST_LINES_S)
+                late = (await asyncio.wait(self._tasks, timeout=LAST_LINES_S))[1] if self._tasks else None
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        if late:
+            raise BrokenOff(f"{len(late)} lines were broken off, whose results may have been written meanwhile")
         return "completed" if ending == "expired" and not self.journal.num_waiting else ending
 
     async def _give(self, course: Course) -> Ending | None:

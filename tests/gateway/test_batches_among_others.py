@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import resource
+import threading
 import time
 from decimal import Decimal
 from statistics import median
@@ -16,6 +17,7 @@ import msgspec
 import openai
 import pytest
 
+from gateway.batches import run
 from gateway.batches.book import Book
 from gateway.batches.journal import Record
 from gateway.errors import StoreUnavailable
@@ -106,6 +108,37 @@ async def test_while_the_disk_is_full_nothing_counts_and_then_it_goes_on(start_h
     assert (batch.status, len(found)) == ("completed", 400)
     rows = await house.ledger_rows(status=200)
     assert sorted(row.request_id for row in rows) == sorted(one["response"]["request_id"] for one in found)
+
+
+async def test_a_line_that_is_broken_off_while_its_result_is_written_is_answered_once_and_paid(
+    start_house, monkeypatch
+):
+    """Its batch was cancelled, and the disk takes longer than the last lines have."""
+    is_writing, may_end, sync = threading.Event(), threading.Event(), os.fdatasync
+
+    def slowly(number: int) -> None:
+        is_writing.set()
+        may_end.wait()
+        sync(number)
+
+    monkeypatch.setattr(run, "LAST_LINES_S", 0.01)
+    monkeypatch.setattr(os, "fdatasync", slowly)
+    house = start_house("--tokens-per-step", 4)
+    async with house.client() as client:
+        try:
+            batch = await begun(client, lines(3))
+            await until(is_writing.is_set)
+            await client.batches.cancel(batch.id)
+            await asyncio.sleep(1.0)
+        finally:
+            may_end.set()
+        batch = await over(client, batch)
+        answered, unasked = await outputs(client, batch.output_file_id), await outputs(client, batch.error_file_id)
+    rows = await house.ledger_rows(status=200)
+    assert batch.status == "cancelled"
+    assert sorted(one["custom_id"] for one in [*answered, *unasked]) == ["line-0", "line-1", "line-2"]
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (len(answered), len(unasked))
+    assert {row.request_id for row in rows} == {one["response"]["request_id"] for one in answered}
 
 
 async def test_an_interactive_request_does_not_wait_behind_a_batch(start_house):
