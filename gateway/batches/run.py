@@ -198,7 +198,7 @@ class Run:
         return await asyncio.to_thread(read, path, self.batch.endpoint, config.max_lines, most, may_use, groups)
 
     async def _refuse(self, code: str, message: str) -> Batch:
-        return await self._fail([openai.BatchError(code=code, message=message)], 0)
+        return await self._fail([openai.BatchError(code=code, message=message)], self.batch.num_lines)
 
     async def _fail(self, wrong: list[openai.BatchError], num_lines: int) -> Batch:
         """No line was asked."""

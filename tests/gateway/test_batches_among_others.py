@@ -212,6 +212,22 @@ async def test_a_result_that_was_written_before_a_crash_has_its_row_written_afte
     assert (len(found), num_owed, batch.usage.output_tokens) == (100, 100, 99 * 4 + 77)
 
 
+async def test_a_batch_whose_journal_is_damaged_fails_with_as_many_lines_as_it_has(tmp_path):
+    command = scripted("--tokens-per-step", 1, "--step-s", 0.01)
+    slow = settings.Batches(max_in_flight=2)
+    with houses.running(tmp_path / "data", command, batches=slow) as house:
+        async with house.client() as client:
+            batch = await begun(client, lines(100))
+            await when(client, batch, lambda batch: batch.request_counts.completed >= 4)
+        (path,) = house.gw.files.directory.glob("*.journal")
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+    with houses.running(tmp_path / "data", command, batches=slow) as house:
+        async with house.client() as client:
+            batch = await over(client, batch)
+    assert (batch.status, batch.errors.data[0].code, batch.request_counts.total) == ("failed", "internal_error", 100)
+    assert path.exists()
+
+
 @pytest.mark.parametrize("ending", ["cancelled", "expired"])
 async def test_a_batch_whose_input_is_lost_ends_with_what_was_answered(tmp_path, ending):
     command = scripted("--tokens-per-step", 1, "--step-s", 0.01)
