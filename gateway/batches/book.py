@@ -149,6 +149,7 @@ class Book:
         )
         open_ones = sa.select(sa.func.count()).where(columns.tenant_id == tenant_id, columns.status.not_in(OVER))
         async with changing(self._rooms) as connection:
+            await self._files.take_turn(connection, tenant_id)
             if (await connection.execute(open_ones)).scalar_one() >= self.config.max_open:
                 raise errors.TooManyBatches(
                     f"This project has {self.config.max_open} batches that are not over. Wait until one is, or cancel "

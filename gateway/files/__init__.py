@@ -187,11 +187,14 @@ class Files:
             else:
                 self._arriving.pop(tenant_id, None)
 
-    async def take_room(self, connection: AsyncConnection, tenant_id: str, num_bytes: int) -> None:
-        """For so many more, which this transaction notes. Others of the tenant's that note some wait for its end, at
-        whichever gateway. Raises QuotaExceeded."""
+    async def take_turn(self, connection: AsyncConnection, tenant_id: str) -> None:
+        """Others of the tenant's that take theirs wait for the end of this transaction, at whichever gateway."""
         mine = sa.select(store.tenants.c.id).where(store.tenants.c.id == tenant_id)
         await connection.execute(mine.with_for_update(key_share=True))
+
+    async def take_room(self, connection: AsyncConnection, tenant_id: str, num_bytes: int) -> None:
+        """For so many more, which this transaction notes, when it is its turn. Raises QuotaExceeded."""
+        await self.take_turn(connection, tenant_id)
         if await self._num_bytes_of(connection, tenant_id) + num_bytes > self.config.max_tenant_bytes:
             raise self._too_much()
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 import msgspec
 import sqlalchemy as sa
 
-from gateway import store
-from gateway.batches.book import Book
+from gateway import openai, store
+from gateway.batches.book import Batch, Book
 from gateway.bootstrap import bootstrap
 from gateway.clock import Clock
+from gateway.errors import TooManyBatches
 from gateway.files import Files
 from policies import settings
 from tests.batches import a_batch
@@ -37,3 +39,17 @@ async def test_tenants_take_turns_and_none_has_more_than_its_share_but_the_cance
         assert Counter(batch.owner for batch in [*first, *more]) == {"a gateway": 5}
         assert not await book.claim(batches, 4, 2)
         assert not await book.claim([], 0, 2)
+
+
+async def test_however_many_come_at_once_a_tenant_has_no_more_batches_than_it_may(store_settings):
+    async with store.opened(store_settings) as rooms:
+        await bootstrap(rooms, {})
+        tenant_id, files = await add_tenant(rooms, "one"), Files(rooms, settings.Files(), Clock())
+        async with files.staged(tenant_id) as staged:
+            file = await files.keep(staged, tenant_id, "in.jsonl", "batch")
+        asked = openai.BatchRequest(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        book = Book(rooms, settings.Batches(max_open=3), files, "a gateway")
+        came = await asyncio.gather(
+            *[book.create(tenant_id, "key_1", asked) for _ in range(12)], return_exceptions=True
+        )
+        assert Counter(type(each) for each in came) == {Batch: 3, TooManyBatches: 9}
