@@ -57,10 +57,10 @@ class Answering:
         call = self._call
         while True:
             assert call.asking is not None
-            server = call.asking.server
             try:
                 await self._hear(call.asking)
             except Trouble as trouble:
+                server = call.asking.server
                 following = await self._following(server, trouble)
                 if following is None:
                     log.info("upstream %s: %s", server.name, trouble, extra=telemetry.about_sent(call.request))
@@ -98,7 +98,7 @@ class Answering:
         try:
             hedge_s = asking.server.hedge_s(self._call.asked.streams)
             if hedge_s is not None:
-                asking = await self._sooner(asking, hedge_s, both)
+                asking = self._call.asking = await self._sooner(asking, hedge_s, both)
             await self._read(asking)
         finally:
             for each in both:  # before any is waited for, since that may be broken off
@@ -127,9 +127,8 @@ class Answering:
             if one.first.done():
                 winner = one if one.first.exception() is None else other
                 break
-        loser = rival if winner is asking else asking
-        if not loser.first.done():
-            await loser.close()
+        # Also one that has begun, or failed, by now: else it would keep its place for as long as the answer takes.
+        await (rival if winner is asking else asking).close()
         return winner
 
     async def _read(self, asking: Asking) -> None:
