@@ -20,7 +20,7 @@ from gateway.upstreams.call import Asking, Call
 from gateway.upstreams.client import Client
 from gateway.upstreams.failures import Trouble
 from gateway.upstreams.reading import Reader, vectors_of
-from gateway.upstreams.server import Server
+from gateway.upstreams.server import LOOK_S, Server
 from gateway.upstreams.servers import Servers
 from policies import wire
 from policies.answers import Word
@@ -86,11 +86,15 @@ class Answering:
         if pause is None or not server.may_send_again():
             return None
         server.num_retries += 1
-        await self._clock.sleep(pause)
-        following = self._servers.pick(call.asked, self._tried)
-        if following is None and trouble.again and server.admits:
-            return server
-        return following
+        with server.kept():  # it has had its turn in the line
+            await self._clock.sleep(pause)
+            while True:
+                following = self._servers.pick(call.asked, self._tried)
+                if following is not None or not trouble.again or not server.admits:
+                    return following
+                if server.has_place:
+                    return server
+                await self._clock.sleep(LOOK_S)
 
     async def _hear(self, asking: Asking) -> None:
         """Raises Trouble."""

@@ -25,7 +25,7 @@ from gateway.upstreams.asking import Asked
 from gateway.upstreams.call import Call
 from gateway.upstreams.client import Client
 from gateway.upstreams.here import TO_UPSTREAMS, Here
-from gateway.upstreams.server import Server
+from gateway.upstreams.server import LOOK_S, Server
 from gateway.upstreams.servers import Servers
 from policies import settings, wire
 from policies.priority import Order
@@ -38,8 +38,6 @@ log = logging.getLogger(__name__)
 
 UNKNOWN_SHARE = 0.25
 """Of the time until a first token is due: what an upstream may take for it as long as nobody knows."""
-LOOK_S = 0.25
-"""Between two looks for room at an upstream, for those who have to leave the workers' line."""
 
 
 class Pool(Servers):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 HEDGE_SHARE = 0.95
 """A request is hedged when it takes longer than so many of the latest."""
+LOOK_S = 0.25
+"""Between two looks for room at it, for those who do not wait in its line."""
 
 
 class ServerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +63,8 @@ class Server:
         self.num_open = 0
         self.num_asked = self.num_failed = self.num_retries = self.num_hedges = self.num_openings = 0
         self.num_without_usage = self.num_disagreements = 0
+        self._num_kept = 0
+        """Places for requests that are about to be sent there again."""
         self.last_failure = ""
         self._latency = {True: Latency(), False: Latency()}
         """Until the first word of a stream, and until the whole of what is none."""
@@ -79,8 +84,23 @@ class Server:
 
     @property
     def num_free(self) -> int:
-        """Requests that it may be sent beside those that it has."""
-        return max(0, self.known.terms.max_concurrent - self.num_open)
+        """Requests that it may be sent beside those that it has, and those that come back to it."""
+        return max(0, self.known.terms.max_concurrent - self.num_open - self._num_kept)
+
+    @property
+    def has_place(self) -> bool:
+        """For one that comes back to it."""
+        return self.num_open < self.known.terms.max_concurrent
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Meanwhile a place is kept for one that comes back to it, or the next that falls free."""
+        self._num_kept += 1
+        try:
+            yield
+        finally:
+            self._num_kept -= 1
+            self._freed()
 
     def candidate(self, streams: bool) -> Candidate:
         return Candidate(self.known.terms.weight, self._latency[streams], self.num_open)
