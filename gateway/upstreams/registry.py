@@ -173,9 +173,9 @@ class Upstreams:
             by_model.setdefault(server.known.terms.model, []).append(server)
         pools = {}
         for model, servers in by_model.items():
-            pool = self._pools.get(model) or Pool(
-                model, self._config.classes, self._clock, self._client, self.of, self._text_of
-            )
+            pool = self._pools.get(model) or self._idle.pop(model, None)
+            if pool is None:
+                pool = Pool(model, self._config.classes, self._clock, self._client, self.of, self._text_of)
             pool.servers = servers
             pools[model] = pool
         for model, pool in self._pools.items():

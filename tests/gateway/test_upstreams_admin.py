@@ -15,7 +15,8 @@ from policies.upstreams.terms import Upstream
 from tests.builders import until
 from tests.gateway.conftest import HELLO, KEY, Front, OpenFront
 from tests.gateway.desk import Desk
-from tests.gateway.elsewhere import elsewhere, fails, says
+from tests.gateway.elsewhere import elsewhere, fails, says, stalls
+from tests.gateway.test_upstreams_trouble import streamed
 
 SECRET = "sk-of-the-upstream-4711"
 ASKED = {"model": "far", "messages": HELLO}
@@ -124,6 +125,19 @@ async def test_a_key_is_in_no_answer_no_log_no_table_and_outlives_the_gateway(op
         async with open_front() as front:
             assert (await front.post("/v1/chat/completions", ASKED))[0] == 200
         assert far.heard[0].request.headers["authorization"] == f"Bearer {SECRET}"
+
+
+async def test_what_is_under_way_is_known_however_often_its_model_comes_and_goes(open_front: OpenFront):
+    async with elsewhere(stalls("one ")) as far, open_front() as front:
+        desk, asking = Desk(front), []
+        for number in range(2):
+            await desk.made("upstreams", {"name": "far-1", "model": "far", "url": f"{far.url}/v1", "probe_s": 0})
+            asking.append(asyncio.create_task(streamed(front, seed=number)))
+            await until(lambda: len(far.heard) == len(asking))
+            assert (await desk("DELETE", "upstreams/far-1")).status == 200
+        assert [model for model, _ in front.gw.upstreams.flights()] == ["far", "far"]
+        front.gw.upstreams.cut()
+        assert [failure["code"] for _, failure in await asyncio.gather(*asking)] == ["draining"] * 2
 
 
 async def test_those_of_the_settings_are_shown_and_changed_there(open_front: OpenFront):
