@@ -242,7 +242,9 @@ class Pool(Servers):
     def _left(self, call: Call, task: asyncio.Task[None]) -> None:
         """Workers have answered it, or will not."""
         assert call.timer is not None
+        assert call.source is not None
         call.timer.cancel()
+        call.source.close()  # a task that is cancelled before its first step has not
         self._open.discard(call)
         self._num_leaving -= call.is_leaving
         error = None if task.cancelled() else task.exception()
