@@ -185,20 +185,20 @@ class Shelf(Shelving):
             said += split(zlib.decompress(compressed))[max(0, first - start) :]
         return said
 
+    @in_time
     async def end_elsewhere(self, kept: Kept, status: Status, error: ResponseError | None = None) -> bool:
         """Ends one that another gateway writes, or wrote; that one notices. False: it had ended already."""
-        number = await self._num_told(kept.id)
         body = msgspec.structs.replace(kept.response(), status=status, error=error)
         kind = "incomplete" if status == "cancelled" else status
-        said = {"type": f"response.{kind}", "sequence_number": number, "response": body}
-        event = b"event: response.%b\ndata: %b\n\n" % (kind.encode(), _encode(said))
-        return await self.advance(body, number, [event])
-
-    @in_time
-    async def _num_told(self, response_id: str) -> int:
-        query = sa.select(sa.func.max(told.c.first + told.c.num_events)).where(told.c.response_id == response_id)
-        async with self._engine.connect() as connection:
-            return (await connection.execute(query)).scalar() or 0
+        is_open = rows.c.id == kept.id, rows.c.status.in_(OPEN)
+        last = sa.select(sa.func.max(told.c.first + told.c.num_events)).where(told.c.response_id == kept.id)
+        async with self._engine.begin() as connection:
+            # This first: whoever writes it waits here, and what others have read of it is not taken back.
+            await connection.execute(sa.update(rows).where(*is_open).values(renewed_at=rows.c.renewed_at))
+            number = (await connection.execute(last)).scalar() or 0
+            said = {"type": f"response.{kind}", "sequence_number": number, "response": body}
+            event = b"event: response.%b\ndata: %b\n\n" % (kind.encode(), _encode(said))
+            return await self.move(connection, body, number, [event])
 
     async def _sweep(self) -> None:
         """And what is lost."""

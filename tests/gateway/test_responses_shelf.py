@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -146,6 +147,21 @@ async def test_one_that_is_written_ends_once(store_settings, wall):
         assert (kept.status, await shelf.events(body.id, 0)) == ("completed", said)
         assert await shelf.delete("ten_1", body.id)
         assert await shelf.events(body.id, 0) == []
+
+
+async def test_one_that_is_ended_elsewhere_keeps_all_that_was_told_of_it(store_settings, wall):
+    said = [b"event: a\ndata: %d\n\n" % number for number in range(8)]
+    async with a_shelf(store_settings, wall) as shelf:
+        for number in range(1, 31):
+            body = a_body(number, background=True)
+            await shelf.put(kept := Kept.of("ten_1", body, []))
+            assert await shelf.advance(body, 0, said[:3])
+            ending = asyncio.create_task(shelf.end_elsewhere(kept, "cancelled"))
+            was_told = await shelf.advance(body, 3, said[3:])
+            assert await ending
+            *before, last = await shelf.events(body.id, 0)
+            assert before == (said if was_told else said[:3])
+            assert b'"sequence_number":%d,' % len(before) in last
 
 
 async def test_one_that_nobody_renews_has_lost_its_gateway(store_settings, wall):
