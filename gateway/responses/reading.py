@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -12,6 +14,9 @@ from gateway.reply.events import Outlet
 from gateway.responses.events import obfuscated
 from gateway.responses.running import FLUSH_S, Running
 from gateway.responses.shelf import Kept
+from gateway.shelving import ShelfAway
+
+T = TypeVar("T")
 
 
 async def relay(
@@ -40,13 +45,23 @@ async def _stored(gw: Gateway, kept: Kept, first: int) -> AsyncIterator[Sequence
     """What the store says of one that another gateway writes, or that has ended."""
     shelf, now = gw.responses.shelf, kept
     while True:
-        if events := await shelf.events(kept.id, first):
+        if events := await _told(gw, partial(shelf.events, kept.id, first)):
             first += len(events)
             yield events
         if not now.is_open:
             return
         await gw.clock.sleep(FLUSH_S)
-        found = await shelf.find(kept.tenant_id, kept.id)
+        found = await _told(gw, partial(shelf.find, kept.tenant_id, kept.id))
         if found is None:
             return
         now = found
+
+
+async def _told(gw: Gateway, asked: Callable[[], Awaitable[T]]) -> T:
+    """What the store says, once it can be reached: a stream that has begun goes on then, for as long as its client
+    waits."""
+    while True:
+        try:
+            return await asked()
+        except ShelfAway:
+            await gw.clock.sleep(FLUSH_S)

@@ -3,10 +3,21 @@ in the background is stored when it is back."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 import openai
 import pytest
 
+from gateway.openai import KEEP_ALIVE
+from gateway.responses.events import Events, split
+from gateway.responses.requests import parse
+from gateway.responses.shapes import begun
+from gateway.responses.shelf import Kept, Shelf
+from gateway.shelving import ShelfAway
 from policies import settings
+from tests.builders import PATIENCE_S, until
+from tests.gateway.conftest import KEY
 from tests.gateway.responding import END, answered, ask
 from tests.gateway.test_responses_background import over
 
@@ -50,3 +61,36 @@ async def test_without_the_database_responses_are_given_and_not_kept(open_front,
         assert (await over(patient, running.id)).output_text == "Hi there."
         assert (await patient.responses.retrieve(before.id)) == before
         assert (await patient.conversations.items.list(mine)).data == []
+
+
+@pytest.mark.parametrize("how", ["kill", "stall"])
+async def test_a_stream_of_what_another_gateway_writes_waits_for_the_database(
+    open_front, fragile_postgres, tmp_path, caplog, how
+):
+    where = settings.Store(data_dir=str(tmp_path / "data"), url=f"{fragile_postgres.url}/postgres")
+    async with open_front(store=where) as front:
+        shelf, tenant_id = front.gw.responses.shelf, front.gw.auth.caller(KEY).tenant_id
+        call = parse(b'{"model":"demo","input":"Hello","background":true}')
+        written = Events(begun(call, "resp_" + "5" * 32, 1, True), 0)
+        await shelf.put(Kept.of(tenant_id, written.body, []))
+        told = split(written.queued())
+        assert await shelf.advance(written.body, 0, told)
+        async with front.http.get(f"{front.url}/v1/responses/{written.body.id}?stream=true") as stream:
+            heard = b"".join([await stream.content.readuntil(b"\n\n") for _ in told])
+            getattr(fragile_postgres, how)()
+            await until(lambda: "stored responses cannot be reached" in caplog.text)
+            (fragile_postgres.start if how == "kill" else fragile_postgres.resume)()
+            first, told = len(told), told + split(written.cancelled())
+            async with asyncio.timeout(PATIENCE_S):
+                while not await has_ended(shelf, written, first, told[first:]):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            heard += await stream.content.read()
+            assert heard.replace(KEEP_ALIVE, b"") == b"".join(told)
+
+
+async def has_ended(shelf: Shelf, written: Events, first: int, last: list[bytes]) -> bool:
+    """In the store, by now."""
+    with contextlib.suppress(ShelfAway):
+        await shelf.advance(written.body, first, last)  # again, where nobody was told that it is
+        return True
+    return False
