@@ -27,12 +27,15 @@ async def alongside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """What ``work`` returns. It is not broken off where its caller is cancelled, who waits for its end all the same."""
+    """What ``work`` returns. It is not broken off where its caller is cancelled, who waits for its end all the same,
+    however often: a server that goes cancels whoever answers, and does so again as it closes the connection."""
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task])
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
         if not task.cancelled():
             task.exception()  # nobody asks for it any more
         raise
