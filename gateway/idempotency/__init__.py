@@ -98,6 +98,7 @@ class Idempotency:
 
     async def close(self) -> None:
         """Breaks off what is still being answered."""
+        await asyncio.sleep(0)  # what has only just begun would tell nobody of it, before its first turn
         tasks = [running.task for running in self._running.values() if running.task is not None]
         for task in tasks:
             task.cancel()

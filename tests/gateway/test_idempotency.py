@@ -9,16 +9,18 @@ from typing import Any
 import msgspec
 import openai
 import pytest
+from multidict import CIMultiDict
 
+from gateway import head, unconnected
 from gateway.cache import Memory
-from gateway.errors import IdempotencyKeyReused, ServiceUnavailable
+from gateway.errors import Draining, IdempotencyKeyReused, ServiceUnavailable
 from gateway.idempotency.record import Record, Recorded
 from gateway.idempotency.slots import LEASE_S, POLL_S, Slots
 from gateway.redis import Redis
 from policies import settings, wire
 from tests.builders import PATIENCE_S, HandClock, until
 from tests.conftest import PATIENT_MS
-from tests.gateway.conftest import HELLO
+from tests.gateway.conftest import HELLO, KEY
 
 BODY: dict[str, Any] = {"model": "demo", "messages": HELLO}
 CHAT = "/v1/chat/completions"
@@ -184,6 +186,19 @@ async def test_a_stream_that_breaks_off_is_not_kept(front):
     told, _ = await second
     assert b'"error"' not in told
     await front.settled(2)
+
+
+async def test_whoever_asks_as_the_gateway_goes_is_told_so(front):
+    headers = CIMultiDict({"idempotency-key": "key-1"})
+    request = unconnected.post(CHAT, b"{}", headers, 2)
+    head.begin(request)
+    answer = asyncio.Event().wait  # which never comes
+    keys, caller = front.gw.idempotency, front.gw.auth.caller(KEY)
+    asked = asyncio.create_task(keys.once(request, caller, b"{}", answer))
+    closing = asyncio.create_task(keys.close())
+    with pytest.raises(Draining):
+        await asyncio.wait_for(asked, PATIENCE_S)
+    await closing
 
 
 async def test_what_was_never_a_request_takes_no_key(front):
