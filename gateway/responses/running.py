@@ -21,7 +21,7 @@ from gateway.head import Head
 from gateway.places import Places
 from gateway.responses.events import Events, split
 from gateway.responses.outlets import Log
-from gateway.responses.shapes import ResponseBody
+from gateway.responses.shapes import OPEN, ResponseBody
 from gateway.responses.shelf import Shelf
 from gateway.shelving import ShelfAway, Step
 from gateway.telemetry import about
@@ -191,8 +191,8 @@ class Background:
             if not said and self._clock.now() < renewed_at + RENEW_S:
                 continue
             async with running.storing:
-                if running.is_stored:
-                    return
+                if running.is_stored or running.events.body.status not in OPEN:
+                    return  # what has ended is stored with its last events alone, by whoever has them
                 try:
                     is_wanted = await self._shelf.advance(running.events.body, running.num_stored, said)
                 except ShelfAway:

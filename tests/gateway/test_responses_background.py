@@ -4,6 +4,7 @@ failed when nobody writes them any more."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from typing import Any
@@ -11,10 +12,17 @@ from typing import Any
 import openai
 import pytest
 
+from gateway import store
+from gateway.clock import Clock
+from gateway.errors import Draining
+from gateway.head import Head
+from gateway.responses.events import Events
 from gateway.responses.items import said_by_user
+from gateway.responses.outlets import Log
 from gateway.responses.requests import parse
+from gateway.responses.running import FLUSH_S, Background, Running
 from gateway.responses.shapes import begun
-from gateway.responses.shelf import LOST, Kept
+from gateway.responses.shelf import LOST, Kept, Shelf
 from policies import settings
 from policies.policy import Limits, Policy
 from tests.builders import PATIENCE_S, until
@@ -275,6 +283,39 @@ async def test_a_shutdown_fails_what_is_being_written_in_so_many_words(open_fron
     async with open_front() as front:
         failed = await front.client.responses.retrieve(response.id)
         assert (failed.status, failed.error.message) == ("failed", "This server is shutting down.")
+
+
+async def test_the_end_is_stored_with_the_last_events_though_a_moment_passes_between(store_settings, clock):
+    """As where its conversation is told first."""
+    call = parse(b'{"model":"demo","input":"Hello","background":true}')
+    events = Events(begun(call, "resp_" + "5" * 32, 1, True), 0)
+    has_ended, may_be_told = asyncio.Event(), asyncio.Event()
+
+    async def work(log: Log) -> None:
+        last = events.failed(Draining("This server is shutting down."))
+        has_ended.set()
+        await may_be_told.wait()
+        await log.end(last)
+
+    async with store.opened(store_settings) as rooms:
+        config = settings.Responses()
+        shelf = Shelf(rooms, config, Clock())
+        background = Background(config, shelf, clock, contextlib.nullcontext)
+        running = Running("ten_1", events, Head(None, None, {}))
+        running.log.add(events.queued())
+        await shelf.put(Kept.of("ten_1", events.body, []))
+        with background.room("ten_1") as place:
+            background.start(running, place.pop_all(), work)
+        await has_ended.wait()
+        await until(clock.waits)
+        clock.advance(FLUSH_S)
+        for _ in range(5):
+            assert await shelf.find("ten_1", running.id) is not None
+        may_be_told.set()
+        assert running.task is not None
+        await asyncio.wait([running.task])
+        assert await shelf.events(running.id, 0) == running.log.said
+        assert b"event: response.failed" in running.log.said[-1]
 
 
 async def test_there_is_no_more_room_for_many_that_come_at_once(open_front):
