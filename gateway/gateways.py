@@ -2,7 +2,8 @@
 
 Their number divides the limits while Redis is away, their reports make up the live queues of all, a worker that rests
 does so for each of them, and a notice makes a change effective everywhere at once. All of it is a help and nothing
-more: without Redis things stay as they were last heard, and changes are found by looking at the store.
+more: without Redis things stay as they were last heard, and changes are found by looking at the store. A Redis that
+comes back with less than it had is told again who rests.
 """
 
 from __future__ import annotations
@@ -36,17 +37,49 @@ LIVE_S = 5.0
 LISTEN_AGAIN_S = 0.5
 """After the notices' connection broke."""
 
-BEAT = Script("""
+_RESTING = """
+local function know(set, number, num_changes, first)
+  if tonumber(redis.call('GET', number) or 0) >= tonumber(num_changes) then return end
+  redis.call('DEL', set)
+  for at = first, #ARGV do redis.call('SADD', set, ARGV[at]) end
+  redis.call('SET', number, num_changes)
+end
+
+local function who_rests(set, number)
+  return tonumber(redis.call('GET', number) or 0), redis.call('SMEMBERS', set)
+end
+"""
+"""``know``: what a gateway has heard of more changes than Redis has is put back: it has lost them since."""
+
+BEAT = Script(
+    _RESTING
+    + """
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZADD', KEYS[1], string.format('%d', now_ms), ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%d', now_ms - ARGV[2]))
 redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[2])
-return {redis.call('ZCARD', KEYS[1]), redis.call('SMEMBERS', KEYS[3]), redis.call('GET', KEYS[4])}
-""")
-"""By Redis's own clock, as the gateways' may differ. KEYS: the living, this one's report, the workers that rest, the
-log's level. ARGV: its name, how long it counts in ms, what it reports. Returns how many live, who rests, and the
-level."""
+know(KEYS[3], KEYS[4], ARGV[4], 5)
+local num_changes, resting = who_rests(KEYS[3], KEYS[4])
+return {redis.call('ZCARD', KEYS[1]), redis.call('GET', KEYS[5]), num_changes, resting}
+"""
+)
+"""By Redis's own clock, as the gateways' may differ. KEYS: the living, this one's report, the workers that rest, how
+many changes of those there were, the log's level. ARGV: its name, how long it counts in ms, what it reports, and of how
+many changes it has heard, with the workers that rest by then. Returns how many live, the level, the changes, and who
+rests."""
+
+REST = Script(
+    _RESTING
+    + """
+know(KEYS[1], KEYS[2], ARGV[3], 4)
+redis.call(ARGV[1], KEYS[1], ARGV[2])
+redis.call('INCR', KEYS[2])
+return {who_rests(KEYS[1], KEYS[2])}
+"""
+)
+"""KEYS as above. ARGV: SADD or SREM, the worker, and what this gateway has heard, as above. Returns the changes, and
+who rests."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -83,7 +116,8 @@ class Gateways:
         self._live = live
         self._elsewhere = elsewhere
         self._resting: frozenset[str] = frozenset()
-        self._num_rests = 0
+        self._num_changes = 0
+        """Of who rests, as far as was heard here."""
         self._put_to_rest: dict[Worker, bool] = {}
         self.log_level = AskedFor(clock)
         self._num_asked = 0
@@ -115,15 +149,16 @@ class Gateways:
         """Says that this one lives, and counts those who do."""
         if self._redis is None:
             return
-        keys = [self._redis.key(name) for name in ("gateways", f"gateway:{self.name}", "resting", "log-level")]
+        names = ("gateways", f"gateway:{self.name}", "resting", "resting:changes", "log-level")
+        keys = [self._redis.key(name) for name in names]
         report = msgspec.json.encode(self.report())
         with contextlib.suppress(RedisAway):
-            num_rests, num_asked = self._num_rests, self._num_asked
-            num_living, resting, asked = await self._redis.run(BEAT, keys, [self.name, int(1e3 * LIVE_S), report])
+            num_asked, heard = self._num_asked, [self._num_changes, *self._resting]
+            answer = await self._redis.run(BEAT, keys, [self.name, int(1e3 * LIVE_S), report, *heard])
+            num_living, asked, num_changes, resting = answer
             self.num_gateways = max(1, num_living)
-            if num_rests == self._num_rests:  # else this is from before what was said here meanwhile
-                self._resting = frozenset(name.decode() for name in resting)
-            if num_asked == self._num_asked:
+            self._hear(num_changes, resting)
+            if num_asked == self._num_asked:  # else this is from before what was said here meanwhile
                 self.log_level.take(None if asked is None else msgspec.json.decode(asked, type=Asked))
         self._see_to_rest()
 
@@ -134,10 +169,12 @@ class Gateways:
 
     async def rest(self, worker_name: str, is_resting: bool) -> None:
         """Has a worker given nothing new, or has it work again, by all gateways. Raises RedisAway."""
-        if self._redis is not None:
-            await self._redis.call("SADD" if is_resting else "SREM", self._redis.key("resting"), worker_name)
-        self._num_rests += 1
-        self._resting = self._resting | {worker_name} if is_resting else self._resting - {worker_name}
+        if self._redis is None:
+            self._resting = self._resting | {worker_name} if is_resting else self._resting - {worker_name}
+        else:
+            keys = [self._redis.key(name) for name in ("resting", "resting:changes")]
+            command, heard = "SADD" if is_resting else "SREM", [self._num_changes, *self._resting]
+            self._hear(*await self._redis.run(REST, keys, [command, worker_name, *heard]))
         self._see_to_rest()
         await self.tell()
 
@@ -174,6 +211,12 @@ class Gateways:
     def report(self) -> Report:
         """This one's, as of now."""
         return Report(self.name, [*self._dispatch.queues(), *self._elsewhere()], self._live())
+
+    def _hear(self, num_changes: int, resting: list[bytes]) -> None:
+        """Who rested when there had been so many changes, unless more is known here meanwhile."""
+        if num_changes >= self._num_changes:
+            self._num_changes = num_changes
+            self._resting = frozenset(name.decode() for name in resting)
 
     def _see_to_rest(self) -> None:
         for worker in self._dispatch.workers():

@@ -10,7 +10,7 @@ from gateway.clock import Clock
 from gateway.dispatch import Dispatch
 from gateway.gateways import LIVE_S, Gateways
 from gateway.log_level import Asked
-from gateway.redis import Redis
+from gateway.redis import Redis, RedisAway
 from policies import settings
 from tests.builders import PATIENCE_S, a_submit, answer, dispatching, send, until
 from tests.conftest import PATIENT_MS
@@ -136,6 +136,43 @@ async def test_a_worker_rests_for_all_gateways_until_it_is_told_to_work_again(re
         await found[1].rest(worker.name, False)
         async with asyncio.timeout(PATIENCE_S):
             assert all(await asyncio.gather(*waiting))
+
+
+async def test_a_redis_that_comes_back_empty_or_older_is_told_again_which_workers_rest(fragile_redis):
+    config = settings.Redis(url=fragile_redis.url, timeout_ms=PATIENT_MS, retry_s=0.1)
+
+    async def lost(gateway, *told_before):
+        fragile_redis.kill()
+        with contextlib.suppress(RedisAway):  # so that it is known to be away
+            await gateway.rest("nobody", True)
+        fragile_redis.start()
+        redis = Redis(config, Clock())
+        for command in told_before:
+            await redis.call(*command)
+        await redis.close()
+
+    async with gathered(config, Ears(), Ears()) as (one, other):
+        await one.rest("demo-0", True)
+        await until(lambda: one.resting == other.resting == {"demo-0"})
+        await lost(one)
+        async with gathered(config, Ears()) as (late,):
+            await until(lambda: one.resting == other.resting == late.resting == {"demo-0"})
+            await other.rest("demo-1", True)
+            await other.rest("demo-0", False)
+            await until(lambda: one.resting == other.resting == late.resting == {"demo-1"})
+            set_, number = "penstock:resting", "penstock:resting:changes"
+            await lost(other, ("SADD", set_, "demo-0"), ("SET", number, 1))
+            await said(one.rest, "demo-2", True)
+            await until(lambda: one.resting == other.resting == late.resting == {"demo-1", "demo-2"})
+
+
+async def said(rest, *change):
+    """To a Redis that is back, as soon as that is noticed."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with contextlib.suppress(RedisAway):
+                return await rest(*change)
+            await asyncio.sleep(0.01)
 
 
 async def test_a_worker_rests_for_a_gateway_alone(start_scripted_worker, clock):
