@@ -1,7 +1,8 @@
 """Corrections: rows that add to earlier ones, for nothing in the ledger is ever changed.
 
 They have a chain of their own, whichever gateway makes them, and are written in the transaction that says in the audit
-log who made them and why. What a request comes to is its row and all its corrections; no number of it goes below zero.
+log who made them and why. What a request comes to is its row and all its corrections; no number of it goes below zero,
+or past ``MAX_EACH``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ DIFFERENCES = (
     "cost_micros",
 )
 """What can be corrected."""
+MAX_EACH = 2**53
+"""Of each of them, what one request can come to: JSON's readers count so far exactly, and sums over many requests stay
+what a database can hold."""
 
 
 class Refused(Exception):
@@ -85,6 +89,8 @@ def _check(corrected: Entry, so_far: dict[str, int], differences: dict[str, int]
     for name, value in after.items():
         if value < 0:
             raise Refused(name, f"would leave {value}: the row and its corrections come to {before[name]}")
+        if value > max(MAX_EACH, before[name]):
+            raise Refused(name, f"would leave {value}, and no request comes to more than {MAX_EACH}")
     for part, whole in (("num_cached_tokens", "num_prompt_tokens"), ("num_reasoning_tokens", "num_completion_tokens")):
         if after[part] > after[whole]:
             raise Refused(part, f"would be {after[part]} of {after[whole]} tokens: correct {whole} too")

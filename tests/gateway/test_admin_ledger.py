@@ -134,6 +134,17 @@ async def test_a_request_and_its_corrections_never_come_to_less_than_nothing(des
     assert len(await ids(desk)) == 4
 
 
+async def test_a_request_and_its_corrections_never_come_to_more_than_can_be_added_up(desk):
+    (request_id,) = await settle(desk, an_entry(cost_micros=300))
+    asked = {"request_id": request_id, "reason": "r", "cost_micros": 2**53 - 300}
+    await desk.made(CORRECTIONS, asked)
+    refused = await desk("POST", CORRECTIONS, asked | {"cost_micros": 1})
+    assert (refused.status, refused.fields()) == (400, ["cost_micros"])
+    assert f"would leave {2**53 + 1}" in refused.body["detail"]
+    await desk.made(CORRECTIONS, asked | {"cost_micros": -1})
+    assert len(await ids(desk)) == 3
+
+
 @pytest.mark.parametrize(
     ("changes", "status", "fields"),
     [
