@@ -87,7 +87,7 @@ class UsagePage(msgspec.Struct, frozen=True):
 
 class CostPart(msgspec.Struct, frozen=True, kw_only=True):
     """What one kind of thing cost; the parts of a line add up to its cost. "other": by which price it was counted is
-    not known any more."""
+    not known any more. Requests that owe nothing, such as those that failed, are in no quantity."""
 
     kind: str
     quantity: int

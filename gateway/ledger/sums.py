@@ -28,7 +28,7 @@ from gateway.store import Edition, Store
 from gateway.store.upserts import insert_for
 from gateway.telemetry import about
 from policies import pricing
-from policies.pricing import Kind, Rates
+from policies.pricing import FROM_CACHE, Kind, Rates
 from policies.terms import Usage
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ NUMBERS = tuple(str(column.name) for column in store.usage.c if not column.prima
 ADDED = NUMBERS[1:8]
 """Those of NUMBERS that are columns of the ledger."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""In the order of the last of NUMBERS."""
+"""In the order of those of NUMBERS that are behind them; the last two are what is owed."""
 
 words_of = attrgetter(*WORDS)
 """Of a row of the ledger."""
@@ -90,6 +90,8 @@ def numbers_of(entry: Entry, rates: Rates | None) -> tuple[int, ...]:
         entry.kv_block_ms,
         entry.cost_micros,
         *(parts.get(kind, 0) for kind in KINDS),
+        num_requests if entry.is_owed else 0,
+        entry.engine_us if entry.is_owed and entry.cache not in FROM_CACHE else 0,
     )
 
 
@@ -257,8 +259,13 @@ def _groups() -> sa.Select[Any]:
     # The policy is what a row from before there were price lists was charged by.
     words = [*(columns[name] for name in WORDS), columns.policy_name, columns.policy_version]
     sums = [sa.func.sum(columns[name]).label(name) for name in ADDED]
+    has_tokens = (columns.num_prompt_tokens != 0) | (columns.num_completion_tokens != 0)
+    is_owed = has_tokens | (columns.cost_micros != 0) | columns.corrects.is_not(None)  # as Entry.is_owed
+    num_owed = sa.func.sum(sa.case((is_owed, 1), else_=0)).label("num_owed")
+    is_computed = columns.cache.not_in(FROM_CACHE)
+    engine_us = sa.func.sum(sa.case((is_owed & is_computed, columns.engine_us), else_=0)).label("owed_engine_us")
     return (
-        sa.select(minute, correction, is_paid, *words, sa.func.count().label("num_rows"), *sums)
+        sa.select(minute, correction, is_paid, *words, sa.func.count().label("num_rows"), *sums, num_owed, engine_us)
         .where(
             columns.chain == sa.bindparam("chain"),
             columns.position > sa.bindparam("first"),
@@ -276,12 +283,12 @@ def _numbers_of_group(group: Any, rates: Rates | None) -> tuple[int, ...]:
     """As ``numbers_of``, of rows that were added up; what their cost was for is divided as a whole."""
     added = [int(getattr(group, name)) for name in ADDED]  # PostgreSQL's sums are decimals
     num_prompt, num_cached, num_completion, num_reasoning, engine_us, _, cost_micros = added
-    num_requests = 0 if group.correction else group.num_rows
+    num_requests, num_owed = (0, 0) if group.correction else (group.num_rows, int(group.num_owed))
     parts: dict[Kind, int] = {}
     if rates is not None:
         usage = Usage(num_prompt, num_cached, num_completion, num_reasoning)
         parts = pricing.parts(rates, usage, group.cache, engine_us, num_requests, cost_micros)
-    return (num_requests, *added, *(parts.get(kind, 0) for kind in KINDS))
+    return (num_requests, *added, *(parts.get(kind, 0) for kind in KINDS), num_owed, int(group.owed_engine_us))
 
 
 async def _write(connection: AsyncConnection, sums: Sums) -> None:

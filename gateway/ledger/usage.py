@@ -63,7 +63,7 @@ class Charge(NamedTuple):
     kind: Kind | Literal["other"]
     """Other: nobody knows any more by which price it was counted."""
     quantity: int
-    """Tokens, requests, or microseconds of the engine."""
+    """Tokens, requests, or microseconds of the engine; of what owes nothing there is none."""
     cost_micros: int
 
 
@@ -85,6 +85,8 @@ class Totals(msgspec.Struct, kw_only=True):
     cache_hit_micros: int = 0
     request_micros: int = 0
     engine_second_micros: int = 0
+    num_owed_requests: int = 0
+    owed_engine_us: int = 0
     num_prompt_tokens_from_cache: int = 0
     num_cached_tokens_from_cache: int = 0
     num_completion_tokens_from_cache: int = 0
@@ -103,8 +105,8 @@ class Totals(msgspec.Struct, kw_only=True):
             Charge("completion", num_completion - num_reasoning, self.completion_micros),
             Charge("reasoning", num_reasoning, self.reasoning_micros),
             Charge("cache_hit", num_from_cache, self.cache_hit_micros),
-            Charge("request", self.num_requests, self.request_micros),
-            Charge("engine_second", self.engine_us, self.engine_second_micros),
+            Charge("request", self.num_owed_requests, self.request_micros),
+            Charge("engine_second", self.owed_engine_us, self.engine_second_micros),
         ]
         rest = Charge("other", 0, self.cost_micros - sum(charge.cost_micros for charge in charges))
         return [charge for charge in (*charges, rest) if charge.quantity or charge.cost_micros]

@@ -357,7 +357,9 @@ usage = sa.Table(
             "engine_second_micros",
         )
     ),
+    *_counts("num_owed_requests", "owed_engine_us"),
     sqlite_with_rowid=False,
 )
 """Sums over the ledger for spans of ``width_s`` from ``starts_at``, by the time of settling; corrections count in all
-but the number of requests. What each kind cost adds up to the whole, as far as the prices are known."""
+but the numbers of requests. What each kind cost adds up to the whole, as far as the prices are known. What is owed is
+that of rows that owe something; of the engine, of answers from no cache."""

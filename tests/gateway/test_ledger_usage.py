@@ -68,6 +68,9 @@ def a_random_entry(chance: random.Random, at: int) -> Entry:
         return msgspec.structs.replace(
             entry, endpoint="correction", corrects="req_1", num_completion_tokens=-7, cost_micros=-12
         )
+    if chance.random() < 0.1:
+        nothing = {"num_prompt_tokens": 0, "num_cached_tokens": 0, "num_completion_tokens": 0, "cost_micros": 0}
+        return msgspec.structs.replace(entry, status=503, **nothing)
     return entry
 
 
@@ -92,6 +95,8 @@ def added_up(entries: list[Entry], question: Question) -> dict[usage.Place, dict
         start = max(question.since, entry.settled_at // question.width_s * question.width_s)
         figures = found[start, tuple(said(entry, word) for word in question.group_by)]
         figures["num_requests"] += entry.corrects is None
+        figures["num_owed_requests"] += entry.corrects is None and entry.is_owed
+        figures["owed_engine_us"] += entry.engine_us if entry.is_owed and entry.cache not in ("hit", "shared") else 0
         for name in ("num_prompt_tokens", "num_cached_tokens", "num_completion_tokens", "engine_us", "cost_micros"):
             figures[name] += getattr(entry, name)
         if entry.cache in ("hit", "shared"):
@@ -208,7 +213,9 @@ async def test_what_failed_has_no_part_in_what_others_paid_for(rooms):
         (line,) = await everything(asked, question)
         totals = line.totals
         assert (totals.completion_micros, totals.request_micros, totals.engine_second_micros) == (20_000, 100, 500)
-        assert (totals.num_requests, totals.cost_micros) == (51, 20_600)
+        assert (totals.num_requests, totals.engine_us, totals.cost_micros) == (51, 50_001_000, 20_600)
+        quantities = {charge.kind: charge.quantity for charge in totals.charges()}
+        assert (quantities["request"], quantities["engine_second"]) == (1, 1000)
         await rollup.roll()
 
 

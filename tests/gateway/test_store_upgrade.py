@@ -11,11 +11,15 @@ from alembic import command
 
 import migrations
 from gateway import store
+from gateway.clock import Clock
 from gateway.ledger import open_chain, writer_for
-from gateway.ledger.closing import close_next
+from gateway.ledger.closing import DAY_S, close_next
 from gateway.ledger.follow import Follower
+from gateway.ledger.sums import Rollup
 from gateway.ledger.verify import verify
-from tests.builders import an_entry
+from gateway.prices import PriceHistory
+from gateway.store import Store
+from tests.builders import an_entry, write_chain
 from tests.residents import visiting
 
 NUM_ROWS = 5
@@ -56,7 +60,7 @@ def rows_of(connection: sa.Connection) -> Tables:
     }
 
 
-@pytest.mark.parametrize("revision", [f"{number:04}" for number in range(1, 16)])
+@pytest.mark.parametrize("revision", [f"{number:04}" for number in range(1, 17)])
 async def test_every_row_comes_along_with_all_that_it_had(new_store, revision):
     os.makedirs(new_store.data_dir)
     async with visiting(new_store) as old, old.engine.begin() as connection:
@@ -71,6 +75,41 @@ async def test_every_row_comes_along_with_all_that_it_had(new_store, revision):
         columns = rows[0].keys()
         kept = [{column: row[column] for column in columns} for row in after[name]]
         assert [row for row in rows if row not in kept] == [], name
+
+
+async def test_sums_that_knew_not_what_is_owed_are_as_if_added_up_anew(new_store):
+    """Of rows that are in them, that are behind a gap, that fill one, and that are not added yet."""
+    nothing = {"num_prompt_tokens": 0, "num_cached_tokens": 0, "num_completion_tokens": 0}
+    failed = [an_entry(status=503, engine_us=5 + n, settled_at=DAY_S + 50 * n, **nothing) for n in range(9)]
+    paid = [an_entry(engine_us=70 + n, settled_at=DAY_S + 50 * n, cache="miss" if n % 2 else "hit") for n in range(9)]
+    failed_hit = an_entry(status=503, cache="hit", engine_us=3, settled_at=DAY_S, **nothing)
+    corrected = an_entry(corrects="req_1", engine_us=-4, settled_at=DAY_S, **nothing)
+    one, other = [*failed[:5], *paid[:4], failed_hit], [*paid[4:], *failed[5:], corrected]
+
+    async def sums(rooms: Store) -> list[sa.Row[Any]]:
+        async with rooms.engine.connect() as connection:
+            return list((await connection.execute(sa.select(store.usage).order_by(*store.usage.primary_key))).all())
+
+    async with store.opened(new_store) as rooms:
+        history = PriceHistory(rooms.engine)
+        rollup = Rollup(rooms, history.rates, Clock(), lambda: 10 * DAY_S)
+        await write_chain(rooms, *one[:3])
+        await write_chain(rooms, *one[7:], first_position=8)  # the fourth to the seventh are awaited
+        await write_chain(rooms, *other, chain=2)
+        await rollup.roll()
+        await write_chain(rooms, *one[3:5], first_position=4)
+        await rollup.roll()
+        await write_chain(rooms, *one[5:7], first_position=6)
+        await write_chain(rooms, an_entry(status=503, settled_at=DAY_S, **nothing), first_position=11)
+        before = await sums(rooms)
+        assert sum(row.num_owed_requests for row in before if row.width_s == DAY_S) == 7
+        async with rooms.engine.begin() as connection:
+            for name in ("num_owed_requests", "owed_engine_us"):
+                await connection.execute(sa.text(f"ALTER TABLE usage DROP COLUMN {name}"))
+            await connection.execute(sa.text("UPDATE alembic_version SET version_num = '0016'"))
+    async with store.opened(new_store) as rooms:
+        assert rooms.applied == ["0017"]
+        assert await sums(rooms) == before
 
 
 async def test_a_ledger_that_knew_no_chains_goes_on_in_one(new_store):
