@@ -2,7 +2,8 @@
 
 What belongs to a period is said by the ledger's closings: the rows of a closed day are those that its closings cover,
 in the order of their chains, so that it is exported to the same bytes however often, and a row that came late is in the
-next day. Days that are not closed have what is there.
+next day. Days that are not closed have what is there. Rows from before there were chains, which nothing closes, are in
+the day that they were settled on.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ PAGE_ROWS = 1024
 
 
 class Span(NamedTuple):
-    """Rows of one chain that belong to one day, by positions, both ends included."""
+    """Rows of one chain that belong to one day, by positions, both ends included; those of no chain are in the order of
+    their coming, and only those that were settled on the day belong to it."""
 
     day: int
     """Since 1970."""
@@ -62,14 +63,13 @@ async def period_of(connection: AsyncConnection, days: range) -> Period:
         spans += await _open_spans(connection, day, 0 if takes_late else day * DAY_S)
     is_final = last_closed is not None and days.stop <= last_closed + 1  # before the first day there was nothing
     digest = b"".join(digests.get(day, b"") for day in days if day >= first_closed) if is_final else None
-    return Period(spans, digest)
+    return Period(sorted([*spans, *await _spans_of_no_chain(connection, days)]), digest)
 
 
 async def _open_spans(connection: AsyncConnection, day: int, since: int) -> list[Span]:
     """Of a day that is not closed: rows behind the last closing of their chain, settled from ``since`` (Unix s) until
     the day's end."""
-    rows, closed = store.ledger.c, store.ledger_closings.c
-    chains = sa.union_all(sa.select(store.ledger_chains.c.id), sa.select(sa.literal(NO_CHAIN))).subquery("chains")
+    chains, rows, closed = store.ledger_chains, store.ledger.c, store.ledger_closings.c
     behind = sa.func.coalesce(
         sa.select(sa.func.max(closed.last_position)).where(closed.chain == chains.c.id).scalar_subquery(), 0
     )
@@ -85,6 +85,18 @@ async def _open_spans(connection: AsyncConnection, day: int, since: int) -> list
     return [Span(day, *row) for row in await connection.execute(bounds)]
 
 
+async def _spans_of_no_chain(connection: AsyncConnection, days: range) -> list[Span]:
+    """Nothing closes rows from before there were chains: they belong to the day that they were settled on."""
+    rows = store.ledger.c
+    day = (rows.settled_at - rows.settled_at % DAY_S).label("day")
+    bounds = (
+        sa.select(day, sa.func.min(rows.position), sa.func.max(rows.position))
+        .where(rows.chain == NO_CHAIN, rows.settled_at >= days.start * DAY_S, rows.settled_at < days.stop * DAY_S)
+        .group_by(day)
+    )
+    return [Span(at // DAY_S, NO_CHAIN, first, last) for at, first, last in await connection.execute(bounds)]
+
+
 async def pages(rooms: Store, order: Order, spans: Sequence[Span]) -> AsyncIterator[tuple[Span, list[Entry]]]:
     """The rows of the spans, some at a time. Raises what the database raises."""
     columns = store.ledger.c
@@ -97,6 +109,9 @@ async def pages(rooms: Store, order: Order, spans: Sequence[Span]) -> AsyncItera
                 .order_by(columns.position)
                 .limit(PAGE_ROWS)
             )
+            if span.chain == NO_CHAIN:
+                start = span.day * DAY_S
+                query = query.where(columns.settled_at >= start, columns.settled_at < start + DAY_S)
             if order.tenant_ids:
                 query = query.where(columns.tenant_id.in_(order.tenant_ids))
             async with rooms.engine.connect() as connection:
