@@ -188,4 +188,4 @@ class Origin(NamedTuple):
         return f"{where};discount={digits}" if self.discount else where
 
 
-_ORIGIN = re.compile(r"(?:list:(\d{1,18})|policy:([^@;]+)@(\d{1,18})(?:;model=([^;]+))?)(?:;discount=(0\.\d{1,4}))?")
+_ORIGIN = re.compile(r"(?:list:(\d{1,18})|policy:([^@;]+)@(\d{1,18})(?:;model=(.+?))?)(?:;discount=(0\.\d{1,4}))?")

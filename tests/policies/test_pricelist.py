@@ -76,6 +76,13 @@ def test_the_words_of_a_price_say_where_it_came_from(number, name, discount):
     assert Origin.of(str(origin)) == origin
 
 
+@pytest.mark.parametrize("model", ["demo", "größer", "a;b", "a;model=b", "org/name:7b@1"])
+@pytest.mark.parametrize("discount", [Decimal(0), Decimal("0.25")])
+def test_the_words_of_an_adapters_price_name_its_model_whatever_that_is_called(model, discount):
+    origin = Origin(None, "gold", 3, discount, model)
+    assert Origin.of(str(origin)) == Origin.of(f"{origin};batch") == origin
+
+
 @pytest.mark.parametrize("text", ["", "free"])
 def test_without_a_price_there_is_no_origin(text):
     assert Origin.of(text) is None
