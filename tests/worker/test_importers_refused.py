@@ -122,6 +122,16 @@ REFUSED: dict[str, tuple[str, Callable[[Path], object], str]] = {
         said(ignore=["re:a{99999999999}"]),
         r"has an impossible ignore: re:a\{9",
     ),
+    "an ignore of all ways to divide a name": (
+        "W4A16 by group",
+        said(ignore=[r"re:(\w|\w\w|.)+[!?]"]),
+        "groups take too long to match, as ",
+    ),
+    "modules of all ways to divide a name": (
+        "gptq",
+        said(dynamic={r"-:(\w|\w\w|.)+[!?]": {}}),
+        "in dynamic of this LlamaForCausalLM take too long to match, as ",
+    ),
     "a module of brackets alone": ("gptq", said(dynamic={f"-:{5000 * '('}": {}}), r"has an impossible dynamic: -:\("),
     "sparse too": ("W4A16 by group", said(sparsity_config={"format": "sparse-24-bitmask"}), "is sparse as well"),
     "turned too": ("W4A16 by group", said(transform_config={"config_groups": {}}), "is transformed as well"),

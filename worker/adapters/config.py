@@ -7,7 +7,6 @@ not; a field that is absent, null or false asks for nothing.
 from __future__ import annotations
 
 import math
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.adapters.errors import AdapterError
+from worker.expressions import Expressions, SlowExpression
 
 OF_TRAINING = frozenset(
     (
@@ -48,15 +48,24 @@ class Scaling:
     """alpha / sqrt(rank) (Kalajdzievski 2023, "rsLoRA") rather than alpha / rank (Hu et al. 2021)."""
     parameters: tuple[str, ...]
     """Ends of names of what is changed as a parameter of a module, rather than as a module."""
+    expressions: Expressions
+    """Of the patterns."""
+    path: Path
 
     def rank_of(self, module: str) -> int:
-        return self.ranks.get(_pattern_for(self.ranks, module), self.rank)
+        """``module``: its name in the base, "model.layers.0.self_attn.q_proj". Raises AdapterError, as ``factor``."""
+        return self.ranks.get(self._pattern_for(self.ranks, module), self.rank)
 
     def factor(self, module: str) -> float:
-        """``module``: its name in the base, "model.layers.0.self_attn.q_proj"."""
         rank = self.rank_of(module)
-        alpha = self.alphas.get(_pattern_for(self.alphas, module), self.alpha)
+        alpha = self.alphas.get(self._pattern_for(self.alphas, module), self.alpha)
         return alpha / (math.sqrt(rank) if self.by_root else rank)
+
+    def _pattern_for(self, patterns: Mapping[str, float], module: str) -> str:
+        try:
+            return next((each for each in patterns if self.expressions.match(_of_end(each), module)), "")
+        except SlowExpression as slow:
+            raise AdapterError(f"{self.path}: its patterns take too long to match, as {slow}") from None
 
 
 def scaling_of(config: Mapping[str, Any], path: Path) -> Scaling:
@@ -74,7 +83,8 @@ def scaling_of(config: Mapping[str, Any], path: Path) -> Scaling:
             f"{path}: init_lora_weights is {begun!r}, which changes the base too; save the adapter as one for the"
             " unchanged base (PEFT's path_initial_model_for_weight_conversion)"
         )
-    ranks, alphas = (_patterns(config, name, path) for name in ("rank_pattern", "alpha_pattern"))
+    expressions = Expressions()
+    ranks, alphas = (_patterns(config, name, path, expressions) for name in ("rank_pattern", "alpha_pattern"))
     return Scaling(
         rank=_rank(config, "r", path),
         alpha=_number(config, "lora_alpha", path),
@@ -82,12 +92,14 @@ def scaling_of(config: Mapping[str, Any], path: Path) -> Scaling:
         alphas={pattern: _number(alphas, pattern, path) for pattern in alphas},
         by_root=_flag(config, "use_rslora", path),
         parameters=_names(config, "target_parameters", path),
+        expressions=expressions,
+        path=path,
     )
 
 
-def _pattern_for(patterns: Mapping[str, float], module: str) -> str:
+def _of_end(pattern: str) -> str:
     """As PEFT matches (``get_pattern_key``): a pattern is the end of a module's name, from a dot on."""
-    return next((pattern for pattern in patterns if re.fullmatch(rf"(.*\.)?({pattern})", module)), "")
+    return rf"(.*\.)?({pattern})\Z"
 
 
 def _names(config: Mapping[str, Any], name: str, path: Path) -> tuple[str, ...]:
@@ -118,13 +130,13 @@ def _flag(config: Mapping[str, Any], name: str, path: Path) -> bool:
     return value
 
 
-def _patterns(config: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
+def _patterns(config: Mapping[str, Any], name: str, path: Path, expressions: Expressions) -> dict[str, Any]:
     patterns = config.get(name) or {}
     if not isinstance(patterns, dict):
         raise AdapterError(f"{path}: {name} is no object")
     for pattern in patterns:
         try:
-            re.compile(pattern)
-        except (re.error, OverflowError, RecursionError):  # the second: of a count too large
-            raise AdapterError(f"{path}: {name} has {pattern!r}, which is no regular expression") from None
+            expressions.add(_of_end(pattern))
+        except ValueError:
+            raise AdapterError(f"{path}: {name} has {pattern[:200]!r}, which is no regular expression") from None
     return patterns

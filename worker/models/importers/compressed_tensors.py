@@ -6,13 +6,13 @@ out again. Integers stand for themselves, below and above zero; packed ones are 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from worker.expressions import Expressions, SlowExpression
 from worker.models.errors import ModelError
 from worker.models.fields import Fields
 from worker.models.fitting import Fit
@@ -45,18 +45,19 @@ class CompressedTensors:
             table = fields.table(key)
             if table is not None and table.raw and table.raw.get("format", "other") != _PLAIN:
                 raise ModelError(f"this {fields.architecture} is {what} as well, which is not supported")
-        self._ignored = _texts(fields, "ignore")
+        self._architecture, self._expressions = fields.architecture, Expressions()
+        self._ignored = _texts(fields, "ignore", self._expressions)
         groups = fields.table("config_groups")
         self._schemes = []
         for name in groups.raw if groups else ():
             group = groups.table(name) if groups else None
-            scheme = _scheme(fields, group) if group else None
+            scheme = _scheme(fields, group, self._expressions) if group else None
             if scheme is not None:
                 self._schemes.append(scheme)
 
     def matrix(self, checkpoint: Checkpoint, name: str, shape: tuple[int, int], fit: Fit) -> Form | None:
         """See Importer."""
-        if _names(name, self._ignored):
+        if self._names(name, self._ignored):
             return None
         scheme = self._scheme_of(name)
         if scheme is None:
@@ -83,12 +84,24 @@ class CompressedTensors:
         in whatever order the groups are."""
         for is_meant in (lambda entry: entry == name, lambda entry: entry.startswith("re:"), lambda entry: True):
             for scheme in self._schemes:
-                if _names(name, tuple(filter(is_meant, scheme.targets))):
+                if self._names(name, tuple(filter(is_meant, scheme.targets))):
                     return scheme
         return None
 
+    def _names(self, name: str, entries: tuple[str, ...]) -> bool:
+        """Every matrix is of a Linear. Raises ModelError."""
+        try:
+            return any(
+                self._expressions.match(entry[3:], name) if entry.startswith("re:") else entry in (name, "Linear")
+                for entry in entries
+            )
+        except SlowExpression as slow:
+            raise ModelError(
+                f"the expressions of this {self._architecture}'s groups take too long to match, as {slow}"
+            ) from None
 
-def _scheme(fields: Fields, group: Fields) -> _Scheme | None:
+
+def _scheme(fields: Fields, group: Fields, expressions: Expressions) -> _Scheme | None:
     """None where the weights are left as they were. Raises ModelError."""
     weights = group.table("weights")
     layout = group.text("format", fields.text("format", _PLAIN))
@@ -109,7 +122,7 @@ def _scheme(fields: Fields, group: Fields) -> _Scheme | None:
     if not isinstance(block, list) or len(block) != 2 or not all(type(part) is int and part > 0 for part in block):
         raise weights.wrong("block_structure", block)
     return _Scheme(
-        targets=tuple(_texts(group, "targets")),
+        targets=_texts(group, "targets", expressions),
         format=layout,
         bits=bits,
         is_float=kind == "float",
@@ -177,22 +190,14 @@ def _codes(checkpoint: Checkpoint, name: str, scheme: _Scheme, shape: tuple[int,
     return torch.bitwise_xor(raised, 128).view(torch.int8)
 
 
-def _names(name: str, entries: tuple[str, ...]) -> bool:
-    """Every matrix is of a Linear."""
-    return any(
-        re.match(entry[3:], name) is not None if entry.startswith("re:") else entry in (name, "Linear")
-        for entry in entries
-    )
-
-
-def _texts(fields: Fields, key: str) -> tuple[str, ...]:
+def _texts(fields: Fields, key: str, expressions: Expressions) -> tuple[str, ...]:
     value: Any = fields.raw.get(key) or []
     if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
         raise fields.wrong(key, value)
     for entry in value:
         if entry.startswith("re:"):
             try:
-                re.compile(entry[3:])
-            except (re.error, OverflowError, RecursionError):  # the second: of a count too large
+                expressions.add(entry[3:])
+            except ValueError:
                 raise fields.wrong(key, entry) from None
     return tuple(value)

@@ -8,11 +8,10 @@ which act-order mixes.
 
 from __future__ import annotations
 
-import re
-
 import torch
 from torch import Tensor
 
+from worker.expressions import Expressions, SlowExpression
 from worker.models.errors import ModelError
 from worker.models.fields import Fields
 from worker.models.fitting import Fit
@@ -35,7 +34,8 @@ class Gptq:
             raise ModelError(f"the GPTQ format {layout[:80]} of this {fields.architecture} is not supported")
         self._is_less_one = layout == "gptq"
         self._has_head = fields.flag("lm_head", False)
-        self._left_out, self._only = _chosen(fields)
+        self._architecture, self._expressions = fields.architecture, Expressions()
+        self._left_out, self._only = _chosen(fields, self._expressions)
 
     def matrix(self, checkpoint: Checkpoint, name: str, shape: tuple[int, int], fit: Fit) -> Form | None:
         """See Importer."""
@@ -69,8 +69,13 @@ class Gptq:
     def _quantises(self, name: str) -> bool:
         if name == "lm_head":
             return self._has_head
-        if any(pattern.match(name) for pattern in self._left_out):
-            return False
+        try:
+            if any(self._expressions.match(pattern, name) for pattern in self._left_out):
+                return False
+        except SlowExpression as slow:
+            raise ModelError(
+                f"the expressions in dynamic of this {self._architecture} take too long to match, as {slow}"
+            ) from None
         return not self._only or matches(name, self._only)
 
 
@@ -82,7 +87,7 @@ def group_size(fields: Fields) -> int:
     return value
 
 
-def _chosen(fields: Fields) -> tuple[list[re.Pattern[str]], list[str]]:
+def _chosen(fields: Fields, expressions: Expressions) -> tuple[list[str], list[str]]:
     """Expressions of modules that are left as they were, and the modules of a layer that are not (none: all)."""
     left_out = []
     dynamic = fields.table("dynamic")
@@ -92,9 +97,10 @@ def _chosen(fields: Fields) -> tuple[list[re.Pattern[str]], list[str]]:
                 f"this {fields.architecture} is quantised module by module ({pattern[:80]}), which is not supported"
             )
         try:
-            left_out.append(re.compile(pattern.removeprefix("-:")))
-        except (re.error, OverflowError, RecursionError):  # the second: of a count too large
+            expressions.add(pattern.removeprefix("-:"))
+        except ValueError:
             raise fields.wrong("dynamic", pattern) from None
+        left_out.append(pattern.removeprefix("-:"))
     only = fields.raw.get("modules_in_block_to_quantize") or []
     if not isinstance(only, list):
         raise fields.wrong("modules_in_block_to_quantize", only)
