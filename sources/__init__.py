@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import demo
@@ -27,6 +28,13 @@ def place_of(source: str, *more: str) -> Path:
 
 def is_gguf(path: Path) -> bool:
     return path.suffix == SUFFIX and path.is_file()
+
+
+def content(path: Path) -> bytes:
+    """Of a file. Raises OSError, also of a pipe or a device, whose reader could wait for ever."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError("it is no regular file")
+    return path.read_bytes()
 
 
 def _snapshot(model: HubModel, patterns: list[str]) -> Path:

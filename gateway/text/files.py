@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from gateway.text.gguf import Described, described
 from policies.gguf import GgufInvalid
+from sources import content
 
 
 class TextInvalid(ValueError):
@@ -79,7 +80,7 @@ def _special_token(name: str, value: object) -> str | None:
 def _json_object(path: Path) -> dict[str, Any]:
     """The object in the file; empty where there is none."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(content(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:

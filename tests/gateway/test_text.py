@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable
 from typing import Any
@@ -171,6 +172,14 @@ def test_a_broken_directory_is_one_sentence(tmp_path, name, content, said):
     with pytest.raises(TextInvalid, match=said) as broken:
         Text.load(tmp_path)
     assert "\n" not in str(broken.value)
+
+
+def test_a_pipe_in_place_of_a_file_is_one_sentence(tmp_path):
+    path = model_directory(tmp_path) / "tokenizer_config.json"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(TextInvalid, match=r"tokenizer_config.json cannot be read: it is no regular file"):
+        Text.load(tmp_path)
 
 
 def test_a_directory_needs_no_more_than_a_tokenizer(tmp_path):

@@ -1,6 +1,7 @@
 """Adapters on tiny random models: what PEFT says, whoever is beside them; and what is wrong with a file is named."""
 
 import json
+import os
 import random
 
 import pytest
@@ -236,6 +237,13 @@ def test_a_broken_missing_or_swapped_file_is_refused_by_name(files):
     (files.directory / TENSORS).write_bytes(b"")
     (files.directory / CONFIG).write_text(f'{{"r": {5000 * "1"}}}')
     assert "is not JSON: Exceeds the limit" in files.refusal()
+
+
+@pytest.mark.parametrize("name", [CONFIG, TENSORS])
+def test_a_pipe_in_place_of_a_file_is_refused_by_name(files, name):
+    (files.directory / name).unlink()
+    os.mkfifo(files.directory / name)
+    assert f"{name} cannot be read: it is no regular file" in files.refusal()
 
 
 def test_the_base_goes_on_after_a_refusal(files, llama):

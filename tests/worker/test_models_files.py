@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -278,6 +279,14 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a config that is no text": (
         lambda at: (at / "config.json").write_bytes(b"\xff\xfe\x00"),
         "config.json cannot be read: ",
+    ),
+    "a config that is a pipe": (
+        lambda at: ((at / "config.json").unlink(), os.mkfifo(at / "config.json")),
+        "config.json cannot be read: it is no regular file",
+    ),
+    "an index that is a pipe": (
+        lambda at: os.mkfifo(at / "model.safetensors.index.json"),
+        "model.safetensors.index.json cannot be read: it is no regular file",
     ),
     "no weights": (
         lambda at: (at / "model.safetensors").unlink(),

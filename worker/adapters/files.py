@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from sources import content
 from worker.adapters.adapter import Adapter, Factor, HeadFactor, Place
 from worker.adapters.config import Scaling, scaling_of
 from worker.adapters.errors import AdapterError
@@ -103,7 +104,7 @@ def _read(path: Path, max_bytes: int) -> bytes:
     try:
         if path.stat().st_size > max_bytes:
             raise AdapterError(f"{path} has {path.stat().st_size} bytes; more than {max_bytes} are not read")
-        return path.read_bytes()
+        return content(path)
     except FileNotFoundError:
         raise AdapterError(f"{path.parent} has no {path.name}") from None
     except OSError as error:

@@ -17,6 +17,7 @@ from typing import Any
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from policies.gguf import GgufInvalid, Header, parse
+from sources import content
 from worker.grammar.errors import NoVocabulary
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -36,7 +37,7 @@ def read_vocabulary(path: Path, num_logits: int, eos_token_ids: Iterable[int]) -
     try:
         if path.is_file():
             return made(_gguf_tokens(path), num_logits, ends)
-        text = (path / "tokenizer.json").read_text(encoding="utf-8")
+        text = content(path / "tokenizer.json").decode()
         description = json.loads(text)
         num_tokens = max((num_logits, *(token_id + 1 for token_id in _ids(description)), *(end + 1 for end in ends)))
         try:
@@ -77,7 +78,7 @@ def spelt(path: Path) -> dict[int, bytes]:
     try:
         if path.is_file():
             return _gguf_tokens(path)
-        return tokens_of(json.loads((path / "tokenizer.json").read_text(encoding="utf-8")))
+        return tokens_of(json.loads(content(path / "tokenizer.json").decode()))
     except (OSError, ValueError, GgufInvalid, LookupError, TypeError, AttributeError):
         return {}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.wire import Pooling
-from sources import is_gguf
+from sources import content, is_gguf
 
 KINDS = {"cls": "first", "cls_token": "first", "mean": "mean", "mean_tokens": "mean", "lasttoken": "last"}
 """Their names for what is pooled, and ours."""
@@ -31,13 +31,13 @@ def pooling_of(path: Path, default: Pooling) -> Pooling | None:
 
 def _of_modules(path: Path, default: Pooling) -> Pooling:
     kind, is_normalized = default.kind, False
-    for module in json.loads((path / "modules.json").read_bytes()):
+    for module in json.loads(content(path / "modules.json")):
         match module["type"].rpartition(".")[2]:
             case "Transformer":
                 if module["path"]:
                     raise ValueError(f"the model itself is in {module['path']}")
             case "Pooling":
-                kind = _kind(json.loads((path / module["path"] / "config.json").read_bytes()))
+                kind = _kind(json.loads(content(path / module["path"] / "config.json")))
             case "Normalize":
                 is_normalized = True
             case other:

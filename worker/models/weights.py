@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sources import content
 from worker.models.errors import ModelError
 from worker.models.shard import Part
 
@@ -26,7 +27,7 @@ _HARMLESS = ("rotary_emb.inv_freq", "self_attn.rotary_emb.inv_freq", "masked_bia
 def read_json(path: Path) -> dict[str, Any]:
     """Raises ModelError."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(content(path).decode())
     except FileNotFoundError:
         raise ModelError(f"{path.parent} has no {path.name}") from None
     except (OSError, ValueError, RecursionError) as error:  # the second also where a number has too many digits
