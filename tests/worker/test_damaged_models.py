@@ -22,6 +22,7 @@ from transformers.utils import logging as of_transformers
 
 from policies import settings
 from tests.worker import gguf_files
+from tests.worker.quantised_files import logits_of, write_mxfp4
 from tests.worker.tiny import checkpoint
 from worker.models import ModelError, not_finite
 from worker.models.quantize import fp8_of, int4_of, int8_of
@@ -310,6 +311,17 @@ def test_of_a_gguf_as_well_the_tensor_is_named(tmp_path):
         model.model.layers[0].mlp.down_proj.weight[3, 5] = torch.inf
     gguf_files.write(path, "llama", model, "F16")
     assert not_finite(path) == f"tensor blk.0.ffn_down.weight of {path} holds values that are no numbers"
+
+
+def test_of_experts_in_mxfp4_the_tensor_of_the_scale_is_named(tmp_path):
+    write_mxfp4(tmp_path, hidden_size=64, intermediate_size=96)
+    assert not_finite(tmp_path) == ""
+    name, path = "model.layers.1.mlp.experts.down_proj_scales", tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors[name][:, :, 0] = 255
+    save_file(tensors, path)
+    assert not logits_of(tmp_path).isfinite().all()
+    assert not_finite(tmp_path) == f"tensor {name} of {path} holds values that are no numbers"
 
 
 @pytest.mark.parametrize("round_", [int8_of, int4_of, fp8_of])

@@ -18,6 +18,7 @@ from worker.models.errors import ModelError
 from worker.models.fitting import VALUES_AT_ONCE, spans
 from worker.models.gguf import GgufFile
 from worker.models.gguf.blocks import KINDS, values_of
+from worker.models.importers.mxfp4 import NO_NUMBER, SCALES
 
 
 def not_finite(path: Path) -> str:
@@ -49,3 +50,5 @@ def _in_directory(directory: Path) -> Iterator[tuple[str, Path, Tensor]]:
                 if tensor.is_floating_point():
                     for values in tensor.flatten().split(VALUES_AT_ONCE):
                         yield name, path, values.to(torch.float32)
+                elif name.endswith(SCALES) and tensor.dtype == torch.uint8:
+                    yield name, path, tensor.float().where(tensor != NO_NUMBER, torch.nan)

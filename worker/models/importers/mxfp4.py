@@ -20,6 +20,10 @@ VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Of the codes from 0 on; those from 8 on are the same below zero."""
 ONE = 127
 """The exponent of a scale of 1."""
+NO_NUMBER = 255
+"""The exponent that says so: all that it scales are infinite or no numbers, as in transformers."""
+BLOCKS, SCALES = "_blocks", "_scales"
+"""How the names of their tensors end."""
 
 
 class Mxfp4:
@@ -37,14 +41,14 @@ class Mxfp4:
     ) -> Tensor | None:
         """Matrices of all experts, [num_experts, in, out] in ``dtype``, or their part; None where these are floats.
         Raises ModelError, and ValueError where a group would be cut."""
-        if f"{name}_blocks" not in checkpoint:
+        if f"{name}{BLOCKS}" not in checkpoint:
             return None
         num_experts, num_inputs, num_outputs = shape
         groups = (num_experts, num_outputs, -(-num_inputs // GROUP))
         if part is not None:
             num_inputs, part = _in_groups(part, num_inputs)
-        blocks = checkpoint.take(f"{name}_blocks", (*groups, GROUP // 2), part, dtypes=(torch.uint8,))
-        scales = checkpoint.take(f"{name}_scales", groups, part, dtypes=(torch.uint8,))
+        blocks = checkpoint.take(f"{name}{BLOCKS}", (*groups, GROUP // 2), part, dtypes=(torch.uint8,))
+        scales = checkpoint.take(f"{name}{SCALES}", groups, part, dtypes=(torch.uint8,))
         values = torch.tensor((*VALUES, *(-value for value in VALUES)))
         experts = torch.empty((*blocks.shape[:2], num_inputs), dtype=dtype)
         for expert, codes, exponents in zip(experts, blocks, scales, strict=True):
