@@ -260,8 +260,8 @@ async def opened(
             await stack.enter_async_context(gw.metrics.watched(gw))
         await stack.enter_async_context(batches.watched(gw, api.endpoints(), house_doors.inside))
         await stack.enter_async_context(answering(gw, house_doors, sockets))
-        for name in config.models:
-            stack.callback(asyncio.create_task(open_model(gw, name)).cancel)
+        for model in dispatch.models():
+            stack.callback(asyncio.create_task(open_model(gw, model.name)).cancel)
         yield gw
 
 

@@ -108,6 +108,10 @@ class Crew:
         self._lessees: set[Lessee] = set()
         self.residence = Residence(config, clock, self._berths, self._seat, self._unseat, self._look_around)
 
+    @property
+    def models(self) -> Collection[str]:
+        return self._berths.keys()
+
     async def start(self, needs: Mapping[str, Callable[[], Need]]) -> None:
         """Starts the workers that are needed from the beginning; what they compute is loaded meanwhile. ``needs`` says
         what each model takes."""

@@ -81,6 +81,7 @@ class Dispatch:
         self._lines = {
             name: Line(name, model, config.classes, clock, self._look_around, config.workers)
             for name, model in config.models.items()
+            if owner is None or name not in owner.given_up
         }
         self._adapters: dict[str, Adapter] = {}
         """By name; of models that are served."""

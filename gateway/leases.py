@@ -7,7 +7,7 @@ the gateway.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal, Protocol
 
 import msgspec
@@ -79,6 +79,9 @@ ToGateway = Standing | Changed
 
 class Owner(Protocol):
     """The way to who owns the workers."""
+
+    given_up: Collection[str]
+    """Models of the settings that are not served, which has been said."""
 
     def send(self, message: ToOwner) -> None: ...
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import click
 import msgspec
@@ -21,7 +21,8 @@ from policies import settings
 class Parent(asyncio.Protocol):
     """The process that started us, by standard input, once the settings are read, and output: the models' ``Owner``."""
 
-    def __init__(self) -> None:
+    def __init__(self, given_up: Collection[str]) -> None:
+        self.given_up = given_up
         self._unread = b""
         self._heard: Callable[[ToGateway], None] | None = None
 
@@ -47,17 +48,17 @@ class Parent(asyncio.Protocol):
         os.kill(os.getpid(), signal.SIGTERM)  # running answers may finish
 
 
-async def _serve(config: settings.Settings) -> None:
+async def _serve(config: settings.Settings, given_up: Collection[str]) -> None:
     from gateway import app
 
-    parent = Parent()
+    parent = Parent(given_up)
     await asyncio.get_running_loop().connect_read_pipe(lambda: parent, sys.stdin)
     await app.serve(config, os.environ, click.echo, owner=parent)
 
 
 def main() -> None:
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as unbuffered:  # what follows is not ours to read
-        config = msgspec.json.decode(unbuffered.readline(), type=settings.Settings)
+        config, given_up = msgspec.json.decode(unbuffered.readline(), type=tuple[settings.Settings, tuple[str, ...]])
     with importing():
         import uvloop
 
@@ -65,7 +66,7 @@ def main() -> None:
         from gateway.dispatch import NothingToServe
     telemetry.log_to_stderr(config.log)
     try:
-        uvloop.run(_serve(config))
+        uvloop.run(_serve(config, given_up))
     except app.BAD_STARTS as error:
         fail(str(error))
     except NothingToServe:

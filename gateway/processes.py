@@ -2,9 +2,9 @@
 
 The first process listens to nobody. It brings the store up to date, starts the workers, and then as many gateways as
 the settings say; each binds the port for itself, so that the kernel deals the connections out among those that live.
-A gateway (``member``) is told its settings, with their secrets, over its standard input, and then how the models
-stand; its end tells it that it is alone. What it asks for stands on its standard output, among the lines for everybody
-(``leases``).
+A gateway (``member``) is told its settings, with their secrets, and which models are not served, over its standard
+input, and then how the others stand; its end tells it that it is alone. What it asks for stands on its standard output,
+among the lines for everybody (``leases``).
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ async def serve(
             stack.enter_context(bound)
         async with store.opened(config.store) as rooms:
             app.show(await bootstrap(rooms, environ, config.policies, config.prices, config.billing.currency), announce)
-        config, needs = await _that_can_be_served(config)
-        crew = Crew(config, clock, give_up, launcher)
+        served, needs = await _that_can_be_served(config)
+        crew = Crew(served, clock, give_up, launcher)
         stack.push_async_callback(crew.close, app.WORKERS_S)
         await crew.start(needs)
         server = msgspec.structs.replace(config.server, port=reserved[0].getsockname()[1])
@@ -226,7 +226,8 @@ class Member:
         assert process.stdin is not None
         assert process.stdout is not None
         told = process.stdin
-        told.write(msgspec.json.encode(self._config) + b"\n")
+        given_up = self._config.models.keys() - self._crew.models
+        told.write(msgspec.json.encode((self._config, sorted(given_up))) + b"\n")
         lessee = self._crew.admit(lambda message: told.write(msgspec.json.encode(message) + b"\n"))
         try:
             async for line in process.stdout:

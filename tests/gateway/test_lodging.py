@@ -35,6 +35,8 @@ def needs(models: dict[str, settings.Model], num_bytes: int = 4 * GIB) -> dict[s
 class Beside:
     """The way between a gateway and a crew in one process."""
 
+    given_up = ()
+
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
 

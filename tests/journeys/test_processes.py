@@ -107,6 +107,16 @@ async def test_whichever_gateway_is_asked_tells_the_metrics_of_all_and_of_the_de
         assert await house.end() == 0
 
 
+async def test_a_model_that_is_given_up_is_said_once_and_told_by_the_metrics_of_all(tmp_path, shared, scripted_demo):
+    broken = {"PENSTOCK_MODELS__BROKEN__SOURCE": "nowhere/at/all"}
+    async with family(tmp_path, **shared, **scripted_demo, **broken) as house:
+        async with house.http(house.admin_key) as session, session.get("/metrics") as answer:
+            assert 'penstock_workers{model="broken",state="given_up"} 1' in await answer.text()
+        assert await statuses(house, 2, model="broken") == [404, 404]
+        assert await house.end() == 0
+        assert len([line for line in house.told if "model broken: there is no directory nowhere" in line]) == 1
+
+
 async def test_a_limit_does_not_multiply_by_the_number_of_gateways(tmp_path, shared, scripted_demo):
     policy = {"PENSTOCK_POLICIES__DEFAULT": "{limits = {requests_per_minute = 10}}"}
     async with family(tmp_path, **shared, **scripted_demo, **policy) as house:
