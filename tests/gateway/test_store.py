@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import socket
 import sqlite3
 
 import pytest
@@ -307,6 +308,18 @@ async def test_a_server_that_says_nothing_any_more_keeps_nobody_for_ever(fragile
     fragile_postgres.resume()
     await visit_under_way
     assert over
+
+
+async def test_a_postgresql_whose_machine_has_gone_is_noticed_by_whoever_waits_for_it(postgres, tmp_path):
+    async with (
+        store.opened(settings.Store(data_dir=str(tmp_path), url=postgres)) as rooms,
+        rooms.engine.connect() as connection,
+    ):
+        driver = (await connection.get_raw_connection()).driver_connection
+        ours = driver._transport.get_extra_info("socket")
+        assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < 60
+        assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) < 60_000
 
 
 async def test_gateways_may_share_a_postgresql(postgres, tmp_path):
