@@ -33,6 +33,7 @@ FEW_FILES = 4096
 """Open files: a connection takes one, and an idle client keeps its connection."""
 SLOW_SYNC_MS = 5.0
 ENGINE_S = 120.0
+DATABASE_S = 20.0
 
 Finding = dict[str, str]
 """``severity`` ("fatal", "slow" or "note") and ``text``, as ``worker.doctor`` gives them."""
@@ -186,15 +187,18 @@ async def _database(config: Settings, facts: dict[str, Any], findings: list[Find
     if _is_new(url):
         facts["store"] += " (will be made)"
         return
-    engine = create_async_engine(url)
+    engine = create_async_engine(url, connect_args=store.connect_args(url))
     try:
-        async with engine.connect() as connection:
+        async with asyncio.timeout(DATABASE_S), engine.connect() as connection:
             known = await connection.run_sync(lambda sync: sa.inspect(sync).has_table("alembic_version"))
             query = sa.text("SELECT version_num FROM alembic_version")
             facts["schema"] = (await connection.execute(query)).scalar() if known else None
             await connection.run_sync(migrations.missing_of)
     except migrations.Unknown as revision:
         text = f"the store was written by a newer Penstock (revision {revision}), and this one refuses it."
+        findings.append({"severity": "fatal", "text": text})
+    except TimeoutError:
+        text = f"the database {where} has not answered for {DATABASE_S:.3g} s."
         findings.append({"severity": "fatal", "text": text})
     except (SQLAlchemyError, OSError) as error:
         reason = " ".join(str(getattr(error, "orig", None) or error).split())

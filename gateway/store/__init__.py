@@ -70,6 +70,7 @@ __all__ = [
     "changes",
     "chat_labels",
     "chats",
+    "connect_args",
     "conversation_items",
     "conversations",
     "files",
@@ -226,21 +227,24 @@ def _database(url: sa.URL) -> Path | None:
     return Path(url.database or "") if _is_sqlite(url) else None
 
 
+def connect_args(url: sa.URL) -> dict[str, Any]:
+    """For the driver: connections that are closed in time."""
+    if _is_sqlite(url):
+        return {"factory": sqlite.Connection}
+    from gateway.store import postgres  # with its driver
+
+    return {"connection_class": postgres.Connection}
+
+
 @contextlib.asynccontextmanager
 async def _engine_of(url: sa.URL) -> AsyncIterator[AsyncEngine]:
     is_sqlite = _is_sqlite(url)
-    if is_sqlite:
-        connect_args: dict[str, Any] = {"factory": sqlite.Connection}
-    else:
-        from gateway.store import postgres  # with its driver
-
-        connect_args = {"connection_class": postgres.Connection}
     # What a statement that failed was given, an answer to be kept for one, is nothing for the log.
     engine = create_async_engine(
         url,
         pool_pre_ping=not is_sqlite,
         hide_parameters=True,
-        connect_args=connect_args,
+        connect_args=connect_args(url),
     )
     if is_sqlite:
         sa.event.listen(engine.sync_engine, "connect", _set_up_sqlite)

@@ -20,6 +20,8 @@ import aiohttp
 import pytest
 
 import demo
+from gateway import doctor
+from policies import settings
 from tests.builders import PATIENCE_S, ROOT
 
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")} | {
@@ -356,6 +358,14 @@ def test_doctor_looks_no_further_than_it_may(tmp_path):
     done = penstock("doctor", "--data-dir", tmp_path / ("a" * 300), cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert f"fatal: the data directory {tmp_path / ('a' * 300)} cannot be written: File name too long." in done.stdout
+
+
+def test_doctor_waits_so_long_and_no_longer_for_a_database_that_says_nothing(tmp_path, fragile_postgres, monkeypatch):
+    monkeypatch.setattr(doctor, "DATABASE_S", 1.5)
+    url = f"{fragile_postgres.url}/postgres"
+    fragile_postgres.stall()
+    _, findings = doctor.examine(settings.Settings(store=settings.Store(data_dir=str(tmp_path), url=url)))
+    assert {"severity": "fatal", "text": f"the database {url} has not answered for 1.5 s."} in findings
 
 
 @pytest.mark.parametrize("command", ["bench", "chat", "doctor", "migrate", "pull", "serve", "worker"])
