@@ -221,6 +221,13 @@ def test_the_chart_renders_to_what_kubernetes_knows(storage_class, is_monitored)
     # Else Kubernetes lets the group write to it at each start, and then it is not used.
     assert spec["template"]["spec"]["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
     assert spec["selector"]["matchLabels"] == objects["Service"]["spec"]["selector"]
+    assert objects["PodDisruptionBudget"]["spec"]["selector"] == spec["selector"]
+    # What the standard "restricted" asks of a pod, and nothing to be written to but what is mounted for it.
+    whole, own = spec["template"]["spec"]["securityContext"], container["securityContext"]
+    assert (whole["runAsNonRoot"], whole["seccompProfile"]["type"]) == (True, "RuntimeDefault")
+    assert (own["allowPrivilegeEscalation"], own["capabilities"]["drop"]) == (False, ["ALL"])
+    assert own["readOnlyRootFilesystem"]
+    assert {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")} == {data, "/tmp"}
     # New requests are refused from SIGTERM on, which comes when nodes have had time to hear that the pod leaves.
     program, pause_s = container["lifecycle"]["preStop"]["exec"]["command"]
     assert (program, float(pause_s) > 0) == ("sleep", True)
@@ -234,9 +241,9 @@ def test_pods_share_files_where_a_claim_for_them_is_named(claim):
     values = yaml.safe_load((CHART / "values.yaml").read_text()) | {"filesClaim": claim}
     (found,) = rendered(CHART / "templates" / "statefulset.yaml", values)
     spec = found["spec"]["template"]["spec"]
-    claims = {each["name"]: each["persistentVolumeClaim"] for each in spec["volumes"] if "configMap" not in each}
+    claims = {each["name"]: each.get("persistentVolumeClaim") for each in spec["volumes"]}
     mounts = {each["name"]: each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
-    assert claims == ({"files": {"claimName": claim}} if claim else {})
+    assert claims.get("files") == ({"claimName": claim} if claim else None)
     assert mounts.get("files") == ("/files" if claim else None)
 
 
