@@ -187,8 +187,11 @@ def url_of(config: settings.Store) -> sa.URL:
         return sa.URL.create("sqlite+aiosqlite", database=str(Path(config.data_dir) / "penstock.db"))
     try:
         url = sa.make_url(config.url)
-    except ArgumentError:
-        raise StoreError("store.url is no database URL, such as postgresql+asyncpg://user@host/database") from None
+    except (ArgumentError, ValueError):  # the second: of a port that is none
+        raise StoreError(
+            "store.url is no database URL, such as postgresql+asyncpg://user@host/database; a password with letters"
+            " such as @, : or / can be in PGPASSWORD instead"
+        ) from None
     if url.drivername not in ("postgresql", "postgres", "postgresql+asyncpg"):
         raise StoreError(f"store.url names {url.drivername}, but only postgresql+asyncpg is served") from None
     return url.set(drivername="postgresql+asyncpg")

@@ -147,6 +147,11 @@ def test_the_compose_file_sets_what_there_is_to_set():
         for name, value in services["penstock"]["environment"].items()
         if "__" in name
     }
+    # A password may have letters that mean something else in a URL.
+    assert [
+        name for name, value in services["penstock"]["environment"].items() if "://" in value and "$" in value
+    ] == []
+    assert services["penstock"]["environment"]["PGPASSWORD"] == services["postgres"]["environment"]["POSTGRES_PASSWORD"]
     config = configuration.load("", settings, {})
     assert (config.server.processes, config.metrics.access) == (2, "open")
     assert (

@@ -348,6 +348,7 @@ async def test_gateways_that_start_together_on_an_empty_database_make_one_store(
         ({"data_dir": "{tmp}/file/data"}, "the data directory .* cannot be written: Not a directory"),
         ({"url": "mysql://host/db"}, "store.url names mysql, but only postgresql"),
         ({"url": "no url at all"}, "store.url is no database URL"),
+        ({"url": "postgresql://user:a@b:/secret@127.0.0.1/db"}, "store.url is no database URL.* PGPASSWORD"),
         (
             {"url": "postgresql://user:secret@127.0.0.1:1/db"},
             r"the database postgresql\+asyncpg://user:\*\*\*@127.0.0.1:1/db",
