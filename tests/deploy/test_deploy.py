@@ -117,6 +117,13 @@ def test_the_image_has_the_compiler_that_kernels_are_built_by():
     assert COMPILER in packages[1].split()
 
 
+def test_the_image_has_what_the_page_on_running_has_one_install():
+    page = (DEPLOY.parent / "docs" / "how-to" / "running.md").read_text()
+    (on_the_page,) = set(re.findall(r"pip install (?:--upgrade )?'\S+clone\[(\S+)\]'", page))
+    (in_the_image,) = re.findall(r"pip install \S+ '/src\[(\S+)\]'", (DEPLOY / "Dockerfile").read_text())
+    assert in_the_image == on_the_page
+
+
 def test_the_image_is_given_what_the_package_is_built_from_and_nothing_else_of_a_clone():
     """A layer keeps what was copied, though a later one deletes it: what a trial leaves in a clone are keys, too."""
     root = DEPLOY.parent
