@@ -22,7 +22,7 @@ from gateway.sinks.status import SinkStatus, status_of
 from gateway.store import Store
 from policies import settings
 from policies.sinks import Sink
-from tests.builders import an_entry, write_chain
+from tests.builders import PATIENCE_S, an_entry, write_chain
 from tests.gateway.receivers import KEY, SECRET, receiving
 
 NOW = 1_795_000_500
@@ -92,7 +92,7 @@ class Bench:
 
 def a_sink(kind: str, **others: Any) -> Sink:
     meters = {} if kind == "webhook" else METERS
-    return Sink(**{"kind": kind, "key_variable": "KEY", "meters": meters, "timeout_s": 5.0, **others})
+    return Sink(**{"kind": kind, "key_variable": "KEY", "meters": meters, "timeout_s": PATIENCE_S, **others})
 
 
 async def add_tenants(connection: Any) -> None:

@@ -126,5 +126,5 @@ def is_gone(pid: int) -> bool:
     """Or dead, and nobody has looked."""
     try:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True

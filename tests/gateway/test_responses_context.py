@@ -12,7 +12,7 @@ import pytest
 from gateway import reply
 from gateway.responses.compaction import ASKING, READING
 from policies import settings, wire
-from tests.builders import until
+from tests.builders import PATIENCE_S, until
 from tests.gateway.conftest import Front
 from tests.gateway.desk import Desk
 from tests.gateway.responding import ASSISTANT, END, another_tenant, ask, prompt_of, turn
@@ -110,7 +110,7 @@ async def test_a_stream_that_waits_for_its_summary_is_kept_alive(open_front, mon
         for others in ({}, {"store": False}, {"background": True}):
             call = asyncio.create_task(front.http.post(f"{front.url}/v1/responses", json={**asked, **others}))
             submit = await front.peer.submitted()
-            async with asyncio.timeout(20), await call as answer:
+            async with asyncio.timeout(PATIENCE_S), await call as answer:
                 assert await answer.content.readuntil(b"\n\n") == b": keep-alive\n\n"
                 assert await answer.content.readuntil(b"\n\n") == b": keep-alive\n\n"
                 front.peer.say(submit, [*front.ids(SUMMARY), END], "stop")
@@ -186,7 +186,7 @@ async def test_no_summary_is_written_for_one_that_finds_no_place_in_the_backgrou
         first = await ask(front, background=True)
         submit = await front.peer.submitted()
         with pytest.raises(openai.RateLimitError) as refused:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await ask(front, input=GIVEN, background=True, **SHORT)
         assert "in the background already" in refused.value.message
         front.peer.say(submit, [*front.ids("Hi."), END], "stop")

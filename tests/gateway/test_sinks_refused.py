@@ -11,7 +11,7 @@ from gateway.sinks import delivery
 from gateway.sinks.delivery import backoff_s
 from gateway.sinks.sending import MAX_RETRY_AFTER_S, retry_after_s
 from gateway.store import Store
-from tests.builders import an_entry
+from tests.builders import PATIENCE_S, an_entry
 from tests.gateway.receivers import KEY, RECEIVERS
 from tests.gateway.sink_bench import NOW, benches, opened, some_entries
 
@@ -30,7 +30,7 @@ async def open_bench(rooms) -> AsyncIterator[Any]:
 
 @pytest.mark.parametrize("trouble", [401, 403, 404, 409, 429, 500, 302, "close", "stall"])
 async def test_a_receiver_that_takes_nothing_is_asked_again_less_and_less_often(open_bench, trouble, caplog):
-    bench = await open_bench("cloudevents", timeout_s=0.05)
+    bench = await open_bench("cloudevents", timeout_s=1.0 if trouble == "stall" else PATIENCE_S)
     (row,) = await bench.write(an_entry(settled_at=NOW))
     bench.receiver.script = [trouble] * 3
     for num_tries in (1, 2, 3):

@@ -182,7 +182,7 @@ async def test_streams_without_an_end_of_a_line_end_here(open_front, behaviour):
 
 
 async def test_a_stream_that_goes_on_for_too_long_ends_here(open_front: OpenFront):
-    async with elsewhere(goes_on) as far, open_front(upstreams=(far.upstream(timeout_s=0.5),)) as front:
+    async with elsewhere(goes_on) as far, open_front(upstreams=(far.upstream(timeout_s=2.0),)) as front:
         async with asyncio.timeout(PATIENCE_S):
             text, failure = await streamed(front)
         assert text.startswith("on on ")

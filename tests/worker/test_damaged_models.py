@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from transformers.utils import logging as of_transformers
 
 from policies import settings
+from tests.builders import PATIENCE_S
 from tests.worker import gguf_files
 from tests.worker.quantised_files import logits_of, write_mxfp4
 from tests.worker.tiny import checkpoint
@@ -295,7 +296,7 @@ def test_a_worker_leaves_with_2_and_the_name_of_the_tensor_that_holds_no_numbers
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from policies import settings
 from policies.gguf import KINDS, Header, TensorPlace
-from tests.builders import ROOT
+from tests.builders import PATIENCE_S, ROOT
 from tests.worker import gguf_files
 from tests.worker.tiny import BLOCK_SIZE, oracle_logits
 from worker.inputs import Span
@@ -341,7 +341,7 @@ def test_a_context_that_memory_has_no_room_for_is_refused_in_one_sentence(tmp_pa
     told = settings.WorkerSettings("w", "m", str(path), f"unix:{tmp_path}/socket", engine=engine)
     command = [sys.executable, "-m", "worker", msgspec.json.encode(told).decode()]
     limited = ["prlimit", f"--data={12 << 30}", *command] if which("prlimit") else pytest.skip("there is no prlimit")
-    done = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert f"there is no memory to start {path} with: " in done.stderr

@@ -56,8 +56,11 @@ def pair(source):
 
 def others_of(worker) -> list[int]:
     """Process ids of the ranks that are not 0."""
-    tasks = Path(f"/proc/{worker.process.pid}/task").iterdir()
-    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    found: list[int] = []
+    for task in Path(f"/proc/{worker.process.pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            found += map(int, (task / "children").read_text().split())
+    return found
 
 
 def computed_s(pid: int) -> float:
