@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Protocol
 
@@ -47,6 +48,10 @@ def refusal(submit: wire.Submit, runner: Able) -> wire.Failed | None:
         return failed(
             "invalid_request", "a prompt token, a token to generate and a sequence are the least one can ask for"
         )
+    if min(sampling.num_logprobs or 0, sampling.num_prompt_logprobs or 0) < 0:
+        return failed("invalid_request", "log-probabilities of fewer than no tokens were asked for")
+    if not (_are_finite(submit.ttft_s, submit.tpot_s, submit.weight) and submit.weight > 0):
+        return failed("invalid_request", "a time that was promised or a weight is no number to order requests by")
     emitted = submit.emitted_token_ids
     for index, before in emitted.items():
         if not 0 <= index < submit.num_sequences:
@@ -61,6 +66,10 @@ def refusal(submit: wire.Submit, runner: Able) -> wire.Failed | None:
         more = "" if submit.pooling is not None else f" and {sampling.max_tokens} to generate"
         return failed("context_length_exceeded", f"{len(prompt_token_ids)} prompt tokens{more} exceed {max_tokens}")
     return None
+
+
+def _are_finite(*numbers: float | None) -> bool:
+    return all(number is None or math.isfinite(number) for number in numbers)
 
 
 def _inability(submit: wire.Submit, runner: Able) -> str | None:

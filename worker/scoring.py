@@ -32,7 +32,7 @@ def score(sequence: Sequence, span: Span, hidden: Tensor, logits_of: Callable[[T
         logprobs = logits_of(hidden[at - start : until - start]).float().log_softmax(-1)
         token_ids = torch.tensor(sequence.token_ids[at + 1 : until + 1], device=logprobs.device)
         own = logprobs.gather(-1, token_ids[:, None])[:, 0].tolist()
-        top = logprobs.topk(num_top, dim=-1) if num_top else None
+        top = logprobs.topk(min(num_top, logprobs.shape[1]), dim=-1) if num_top else None
         ids = [[]] * len(own) if top is None else top.indices.tolist()
         values = [[]] * len(own) if top is None else top.values.tolist()
         scored += map(TokenLogprob, own, ids, values)

@@ -1,5 +1,7 @@
 """What the engine refuses, and what happens when a step, a sample or the memory fails."""
 
+import math
+
 import pytest
 import torch
 
@@ -25,6 +27,12 @@ from worker.transfer import rows_of
         ("invalid_request", {"prompt": [1], "promise": {"predicted_token_ids": [2, 50]}}),
         ("invalid_request", {"prompt": [1], "promise": {"predicted_token_ids": [-1]}}),
         ("invalid_request", {"prompt": [1], "max_tokens": 2, "promise": {"emitted_token_ids": {0: [2, 3]}}}),
+        ("invalid_request", {"prompt": [1], "promise": {"ttft_s": math.nan}}),
+        ("invalid_request", {"prompt": [1], "promise": {"ttft_s": math.inf}}),
+        ("invalid_request", {"prompt": [1], "promise": {"tpot_s": -math.inf}}),
+        ("invalid_request", {"prompt": [1], "promise": {"weight": 0.0}}),
+        ("invalid_request", {"prompt": [1], "promise": {"weight": math.nan}}),
+        ("invalid_request", {"prompt": [1], "num_logprobs": -1}),
         ("overloaded", {"prompt": [1], "num_sequences": 129}),
     ],
 )

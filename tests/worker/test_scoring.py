@@ -75,6 +75,17 @@ def test_they_are_those_of_transformers_in_chunks_and_beside_answers(tmp_path, n
         assert_told(model, text, told[str(number)], num_top)
 
 
+def test_more_of_the_likeliest_than_there_are_tokens_are_all_of_them(tmp_path):
+    model = checkpoint(tmp_path, "Qwen3ForCausalLM", head_dim=16)
+    runner = loaded(tmp_path)
+    engine = engine_of(runner, max_step_tokens=32, max_sequences=8)
+    text = max(some_texts(1), key=len)[:9]
+    told = answered(engine, submit("a", text, 1 << 40), wire.Submit("beside it", text, Sampling(4)))
+    assert_told(model, text, told["a"], runner.vocab_size)
+    assert told["beside it"]
+    assert engine.add(submit("b", text, -1)).code == "invalid_request"
+
+
 def test_they_outlast_memory_that_runs_out_while_they_are_found(tmp_path, monkeypatch):
     model = checkpoint(tmp_path, "Qwen3ForCausalLM", head_dim=16)
     runner = loaded(tmp_path)
