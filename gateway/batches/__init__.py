@@ -107,13 +107,14 @@ class Runner:
             log.warning("batch %s: its last owner is not gone yet", batch_id)
         except (BrokenOff, errors.GatewayError, OSError) as error:
             log.warning("batch %s: cannot go on now: %s", batch_id, error)
+            await self._release(batch_id)  # another gateway may have what this one lacks
         except Exception:
             log.exception("batch %s: cannot go on", batch_id)
+            await self._release(batch_id)
         finally:
             if run.batch.status in OVER:
                 del self._runs[batch_id]
                 self._book.changed.set()
-        await self._release(batch_id)  # another gateway may have what this one lacks
         await self._gw.clock.sleep(AGAIN_S)
         self._runs.pop(batch_id, None)
 
