@@ -52,6 +52,8 @@ LOOK_UP = 500
 """Rows of the ledger that are looked for at once, and results that are written."""
 LINE_ROOM_BYTES = 4096
 """Of a line, around its body."""
+ANY_BYTES = 1 << 62
+"""More than a line has."""
 
 
 class BrokenOff(Exception):
@@ -193,9 +195,11 @@ class Run:
         def may_use(model: str) -> bool:
             return not is_new or (caller is not None and model in served and caller.policy.may_use(model))
 
-        most = gw.settings.server.max_body_bytes + LINE_ROOM_BYTES
+        most_lines, most_bytes = config.max_lines, gw.settings.server.max_body_bytes + LINE_ROOM_BYTES
+        if self.batch.in_progress_at is not None:
+            most_lines, most_bytes = self.batch.num_lines, ANY_BYTES
         groups = config.group_by_prefix
-        return await asyncio.to_thread(read, path, self.batch.endpoint, config.max_lines, most, may_use, groups)
+        return await asyncio.to_thread(read, path, self.batch.endpoint, most_lines, most_bytes, may_use, groups)
 
     async def _refuse(self, code: str, message: str) -> Batch:
         return await self._fail([openai.BatchError(code=code, message=message)], self.batch.num_lines)

@@ -25,7 +25,7 @@ from policies import settings
 from policies.policy import Budget, Limits, Policy
 from policies.pricelist import Proposed
 from tests import house as houses
-from tests.batches import PRICE, admin, another_key, begun, lines, outputs, over, when
+from tests.batches import PRICE, admin, another_key, begun, line, lines, outputs, over, when
 from tests.builders import scripted, until
 
 
@@ -210,6 +210,22 @@ async def test_a_result_that_was_written_before_a_crash_has_its_row_written_afte
         num_owed = len(await house.ledger_rows(status=200))
     assert (row.num_completion_tokens, row.tenant_id) == (77, last.entry.tenant_id)
     assert (len(found), num_owed, batch.usage.output_tokens) == (100, 100, 99 * 4 + 77)
+
+
+async def test_a_batch_that_has_begun_goes_on_where_the_bounds_are_lower_since(tmp_path):
+    command, bounds = scripted("--tokens-per-step", 1, "--step-s", 0.01), settings.Batches(max_in_flight=2)
+    long = line("long", messages=[{"role": "user", "content": "x " * 3000}])
+    with houses.running(tmp_path / "data", command, batches=bounds) as house:
+        async with house.client() as client:
+            batch = await begun(client, [*lines(100), long])
+            await when(client, batch, lambda batch: batch.request_counts.completed >= 4)
+    bounds, server = settings.Batches(max_lines=50), settings.Server(max_body_bytes=1024)
+    with houses.running(tmp_path / "data", command, batches=bounds, server=server) as house:
+        async with house.client() as client:
+            batch = await over(client, batch)
+            answered, bad = await outputs(client, batch.output_file_id), await outputs(client, batch.error_file_id)
+    assert (batch.status, len(answered)) == ("completed", 100)
+    assert [(one["custom_id"], one["response"]["status_code"]) for one in bad] == [("long", 413)]
 
 
 async def test_a_batch_whose_journal_is_damaged_fails_with_as_many_lines_as_it_has(tmp_path):
