@@ -169,10 +169,15 @@ class Delivery:
                     events += found
                     if not found:
                         done[failure.event_id] = "the settings send nothing of it any more"
+            trouble: Trouble | None = None
             try:
                 await self._sender.send(events, done)
-            finally:
-                await self._book.tried(done, self._wall())
+            except Trouble as error:
+                trouble = error
+            # Not where this is cancelled: a server that is stalled would not answer, and nobody cancels twice.
+            await self._book.tried(done, self._wall())
+            if trouble is not None:
+                raise trouble
 
     def _name_skipped(self, skipped: Iterable[str]) -> None:
         for tenant_id in skipped:

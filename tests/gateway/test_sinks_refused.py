@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +12,8 @@ from gateway.sinks import delivery
 from gateway.sinks.delivery import backoff_s
 from gateway.sinks.sending import MAX_RETRY_AFTER_S, retry_after_s
 from gateway.store import Store
-from tests.builders import PATIENCE_S, an_entry
+from policies import settings
+from tests.builders import PATIENCE_S, an_entry, until
 from tests.gateway.receivers import KEY, RECEIVERS
 from tests.gateway.sink_bench import NOW, benches, opened, some_entries
 
@@ -147,3 +149,25 @@ async def test_with_too_many_refused_no_more_are_sent_until_they_are_taken(open_
     await bench.delivery.deliver()
     assert bench.values() == bench.expected(*rows)
     assert (await bench.status()).state == "current"
+
+
+async def test_what_is_sent_again_holds_up_no_shutdown_though_the_database_says_nothing(fragile_postgres, tmp_path):
+    config = settings.Store(data_dir=str(tmp_path), url=f"{fragile_postgres.url}/postgres")
+    async with opened(config) as rooms, benches(rooms) as open_bench:
+        bench = await open_bench("webhook")
+        bench.receiver.script = [400]
+        await bench.write(*some_entries(1))
+        await bench.delivery.deliver()
+        assert len(await bench.failures()) == 1
+        await bench.ask_again()
+        bench.receiver.script = ["stall"]
+        delivering = asyncio.create_task(bench.delivery.deliver())
+        await until(lambda: bench.receiver.num_posts == 2)
+        fragile_postgres.stall()
+        delivering.cancel()
+        over, _ = await asyncio.wait([delivering], timeout=PATIENCE_S)
+        fragile_postgres.resume()
+        await asyncio.wait([delivering])
+        assert over
+        await bench.restart().deliver()
+        assert not await bench.failures()
