@@ -89,6 +89,9 @@ class Shelf(Shelving):
     ) -> None:
         super().__init__(rooms, config, clock, wall)
         self._is_alone = rooms.database is not None
+        self._looked_at = clock.now()
+        self._patient_until = 0.0
+        """Until then, by ``wall``, nothing is said to be lost: the store was away, and nobody could renew anything."""
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -200,10 +203,18 @@ class Shelf(Shelving):
             event = b"event: response.%b\ndata: %b\n\n" % (kind.encode(), _encode(said))
             return await self.move(connection, body, number, [event])
 
+    async def sweep(self) -> None:
+        await self._rooms.edition()
+        before, self._looked_at = self._looked_at, self._clock.now()
+        if self._looked_at > before + LEASE_S / 2:
+            self._patient_until = self._wall() + LEASE_S
+        await super().sweep()
+
     async def _sweep(self) -> None:
         """And what is lost."""
         await super()._sweep()
-        await self._say_lost(int(self._wall()) - LEASE_S)
+        if self._wall() >= self._patient_until:
+            await self._say_lost(int(self._wall()) - LEASE_S)
 
     def _times(self) -> list[sa.Select[Any]]:
         lost_at = sa.func.min(rows.c.renewed_at) + LEASE_S + 1

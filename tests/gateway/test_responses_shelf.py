@@ -18,6 +18,7 @@ from gateway.responses.items import said_by_user
 from gateway.responses.requests import parse
 from gateway.responses.shapes import ResponseBody, begun
 from gateway.responses.shelf import LEASE_S, LOST, Kept, Shelf
+from gateway.shelving import SWEEP_S
 from policies import settings
 
 pytestmark = pytest.mark.usefixtures("patient_store")
@@ -178,3 +179,21 @@ async def test_one_that_nobody_renews_has_lost_its_gateway(store_settings, wall)
         assert (lost.status, lost.response().error) == ("failed", LOST)
         assert alive is not None
         assert alive.status == "queued"
+
+
+async def test_what_nobody_could_renew_while_the_store_was_away_is_not_lost_by_that(store_settings, wall, clock):
+    async with store.opened(store_settings) as rooms:
+        shelf = Shelf(rooms, settings.Responses(), clock, wall)
+
+        async def status(after_s: float) -> str:
+            wall.now += after_s
+            clock.advance(after_s)
+            await shelf.sweep()
+            kept = await shelf.find("ten_1", id_of(1))
+            assert kept is not None
+            return kept.status
+
+        await shelf.put(Kept.of("ten_1", a_body(1, background=True), []))
+        assert await status(SWEEP_S) == "queued"
+        assert [await status(5 * LEASE_S), await status(SWEEP_S)] == ["queued", "queued"]
+        assert [await status(SWEEP_S) for _ in range(3)][-1] == "failed"
