@@ -37,9 +37,9 @@ class SharedMeters:
         self._settlements: set[asyncio.Task[None]] = set()
         self.may_lack = asyncio.Event()
         """Redis has been away since this was last cleared: it may have lost gauges, or have missed a settlement."""
-        self._left: dict[str, list[Rule]] = {}
-        """By request id: the rules under which Redis may hold something for a request that is not open there any
-        more."""
+        self._left: dict[str, dict[str, Rule]] = {}
+        """By request id, then by name: the rules under which Redis may hold something for a request that is not open
+        there any more."""
 
     async def take(
         self, rules: Sequence[Rule], ask: Ask, now_ms: int = SERVERS_TIME
@@ -106,8 +106,8 @@ class SharedMeters:
 
     def left(self, rules: Sequence[Rule], request_id: str) -> None:
         """Redis gave no answer: it may hold something for this request, which is not open there any more."""
-        if leases := [rule for rule in rules if not rule.slot_ms]:
-            self._left[request_id] = leases
+        if leases := {rule.name: rule for rule in rules if not rule.slot_ms}:
+            self._left.setdefault(request_id, {}).update(leases)
             if len(self._left) > MAX_LEFT:
                 del self._left[next(iter(self._left))]
 
@@ -123,7 +123,7 @@ class SharedMeters:
             self.may_lack.set()
         left, self._left = self._left, {}
         for request_id, rules in left.items():
-            self.settle_soon(rules, request_id, [], 0, 0, lambda spent: None)
+            self.settle_soon([*rules.values()], request_id, [], 0, 0, lambda spent: None)
 
     async def all_told(self) -> None:
         """It knows of all budgets what the ledger knows. Raises RedisAway."""

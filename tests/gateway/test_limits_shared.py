@@ -304,6 +304,27 @@ async def test_places_of_requests_that_ended_without_redis_are_free_when_it_is_b
             await refused.__aexit__(None, None, None)
 
 
+async def test_places_are_free_as_well_of_requests_that_also_had_a_cost_while_redis_was_away(fragile):
+    limits, clock, server = fragile
+    policy = Policy(
+        limits=Ceilings(concurrent_requests=1),
+        budget=Budget(Decimal(1)),
+        prices={"*": Price(request=Decimal("0.0001"))},
+    )
+    async with limits.admit(a_caller(policy), "demo", 10, 10, "before"):
+        pass
+    await limits.shared.close()
+    with stalled(server, limits.shared._redis):  # Redis does what it is asked when it goes on
+        async with limits.admit(a_caller(policy), "demo", 10, 10, "costs") as ticket:
+            ticket.settle(Usage(10, 0, 10))
+        await limits.shared.close()
+    clock.advance(2.0)
+    await limits.shared.look()
+    await limits.shared.close()
+    async with limits.admit(a_caller(policy), "demo", 10, 10, "next"):
+        pass
+
+
 async def test_without_redis_a_policy_may_rather_refuse(fragile):
     limits, clock, server = fragile
     caller = a_caller(Policy(limits=Ceilings(tokens_per_minute=900), without_redis="refuse"))
