@@ -13,6 +13,7 @@ from gateway.exports import day_of
 from gateway.exports.columns import Column, Row, money
 from gateway.exports.names import Names
 from gateway.ledger.entry import Entry
+from gateway.ledger.sums import price_version_of
 from gateway.prices import PriceHistory
 from policies import pricing
 from policies.pricelist import Origin
@@ -110,7 +111,7 @@ class Day:
                 entry.key_id,
                 entry.model,
                 entry.sla_class,
-                entry.price_version,
+                price_version_of(entry),
                 entry.cache in FROM_CACHE,
                 entry.corrects is not None,
             )

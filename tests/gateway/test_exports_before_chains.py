@@ -10,6 +10,8 @@ from gateway import store
 from gateway.exports import pieces
 from gateway.exports.files import write_file
 from gateway.exports.pieces import Export
+from gateway.ledger.usage import Question, Usage
+from gateway.prices import PriceHistory
 from tests.builders import an_entry, write_chain
 from tests.gateway.test_exports import DAY_S, FIRST, an_order, closed, exported, rooms, rows_of  # noqa: F401
 
@@ -39,6 +41,24 @@ async def test_each_is_on_the_day_that_it_was_settled_on_whatever_is_closed(room
             assert [id for id in found if id in ids] == of_day
             assert len(found) == len(of_day) + (day >= 2)
         assert len(await rows_of(rooms, an_order(days=4))) == len(older) + 2
+
+
+async def test_what_they_cost_is_for_what_the_sums_say(rooms):  # noqa: F811
+    """There were no price lists either: each was charged by its policy."""
+    document = {"prices": {"*": {"prompt": "3", "completion": "15"}}}
+    async with rooms.engine.begin() as connection:
+        head = {"name": "gold", "current_version": 2, "revision": 1}
+        await connection.execute(sa.insert(store.policy_heads), head)
+        policy = {"name": "gold", "version": 2, "created_at": 0, "created_by": "test", "note": ""}
+        policy["document"] = msgspec.json.encode(document).decode()
+        await connection.execute(sa.insert(store.policies), policy)
+    entry = an_entry(settled_at=FIRST * DAY_S, policy_name="gold", policy_version=2, cost_micros=546)
+    await write_chain(rooms, entry)
+    lines = [(row["kind"], row["cost"]) for row in await rows_of(rooms, an_order("costs")) if row["cost"] != "0.000000"]
+    question = Question(since=FIRST * DAY_S, until=(FIRST + 1) * DAY_S, width_s=DAY_S, with_charges=True)
+    (((line,), _)) = await Usage(rooms, PriceHistory(rooms.engine).rates).lines(question, 10)
+    charged = sorted((charge.kind, f"{charge.cost_micros / 1e6:.6f}") for charge in line.totals.charges())
+    assert lines == [one for one in charged if one[1] != "0.000000"]
 
 
 async def test_an_export_that_was_interrupted_among_them_goes_on(rooms, older, tmp_path, monkeypatch):  # noqa: F811
