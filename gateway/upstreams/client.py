@@ -139,7 +139,7 @@ async def _events(response: aiohttp.ClientResponse, upstream: Known) -> AsyncIte
 
 async def _lines(response: aiohttp.ClientResponse, upstream: Known) -> AsyncIterator[bytes]:
     """Ends of lines are any of those that the standard names; a line is no longer than an answer may be."""
-    terms, rest, num_bytes = upstream.terms, b"", 0
+    terms, rest, num_bytes, is_half = upstream.terms, b"", 0, False
     while True:
         chunk = await _chunk(response, terms.idle_timeout_s)
         if not chunk:
@@ -147,14 +147,19 @@ async def _lines(response: aiohttp.ClientResponse, upstream: Known) -> AsyncIter
         num_bytes += len(chunk)
         if num_bytes > terms.max_answer_bytes:
             raise failures.cut(f"it was longer than {terms.max_answer_bytes} bytes")
+        if is_half:  # of "\r\n"
+            chunk = chunk.removeprefix(b"\n")
+        is_half = chunk.endswith(b"\r")
+        if b"\r" in chunk:
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if b"\n" not in chunk:
             rest += chunk
             continue
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
-            yield line.removesuffix(b"\r").removeprefix(BOM_UTF8)
+            yield line.removeprefix(BOM_UTF8)
     if rest:
-        yield rest.removesuffix(b"\r")
+        yield rest
 
 
 async def _whole(response: aiohttp.ClientResponse, upstream: Known, idle_s: float) -> AsyncIterator[bytes]:

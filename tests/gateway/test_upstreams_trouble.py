@@ -378,6 +378,21 @@ async def test_events_in_odd_clothes_are_read(open_front: OpenFront):
         assert isinstance(far, Elsewhere)
 
 
+@pytest.mark.parametrize("end", ["\r", "\r\n", "\n"])
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+async def test_ends_of_lines_are_any_of_the_standards_wherever_they_are_cut(open_front: OpenFront, end, size):
+    async def odd(heard: Heard) -> web.StreamResponse:
+        response = await heard.stream()
+        told = [chunk(content="one ", finish=""), chunk(content="two", finish="length")]
+        text = "".join(f"event: message{end}data: {json.dumps(each)}{end}{end}" for each in told).encode()
+        for start in range(0, len(text), size):
+            await response.write(text[start : start + size])
+        return response
+
+    async with elsewhere(odd) as far, open_front(upstreams=(far.upstream(),)) as front:
+        assert await streamed(front) == ("one two", None)
+
+
 async def test_room_at_one_that_stands_in_for_another_goes_to_whoever_has_waited_longest(open_front: OpenFront):
     gap = asyncio.Event()
     async with elsewhere(fails(500)) as down, elsewhere(says("one ", "two", gap=gap)) as there:
