@@ -43,8 +43,15 @@ class _Call(msgspec.Struct, frozen=True):
     id: str | None = None
 
 
+class _Part(msgspec.Struct, frozen=True):
+    """Mistral's reasoning models say their content so: "text", and "thinking" that has parts of its own."""
+
+    text: str | None = None
+    thinking: list[_Part] | str | None = None
+
+
 class _Message(msgspec.Struct, frozen=True):
-    content: str | None = None
+    content: str | list[_Part] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
@@ -196,9 +203,11 @@ class Reader:
         message = choice.delta or choice.message or _Message()
         entries = [] if choice.logprobs is None else _entries(choice.logprobs)
         words: list[Word] = []
-        if thought := message.reasoning_content or message.reasoning:
+        said = message.content
+        told_thought, told = _of_parts(said) if isinstance(said, list) else ("", said)
+        if thought := message.reasoning_content or message.reasoning or told_thought:
             words += _divided("reasoning", thought, [])
-        if content := choice.text or message.content:
+        if content := choice.text or told:
             words += _divided("content", content, entries)
         elif entries:  # tokens without a text, such as the last one
             words += _divided("content", "", entries)
@@ -232,6 +241,16 @@ class Reader:
         if isinstance(arguments, dict):
             arguments = msgspec.json.encode(arguments).decode()
         return words + (_divided("arguments", arguments, [], number) if arguments else [])
+
+
+def _of_parts(parts: list[_Part]) -> tuple[str, str]:
+    """What was thought, and what is said."""
+    thoughts = [
+        each.thinking if isinstance(each.thinking, str) else "".join(part.text or "" for part in each.thinking)
+        for each in parts
+        if each.thinking
+    ]
+    return "".join(thoughts), "".join(each.text or "" for each in parts)
 
 
 def _end_of(finish_reason: str) -> FinishReason:

@@ -14,7 +14,6 @@ from gateway.upstreams import answering
 from tests.builders import PATIENCE_S, until
 from tests.gateway.conftest import HELLO, Front, OpenFront
 from tests.gateway.elsewhere import (
-    Elsewhere,
     Heard,
     breaks,
     chunk,
@@ -358,39 +357,6 @@ async def test_an_unexpected_failure_on_the_way_is_an_internal_error(front: Fron
         status, refused, _ = await front.post(CHAT, ASKED)
         assert (status, refused["error"]["code"]) == (500, "internal_error")
         assert front.gw.upstreams.view("far-1").num_open == 0
-
-
-async def test_events_in_odd_clothes_are_read(open_front: OpenFront):
-    async def odd(heard: Heard) -> web.StreamResponse:
-        response = await heard.stream()
-        text = json.dumps(chunk(content="one ", finish=""))
-        await response.write(b"\xef\xbb\xbfdata:" + text[:20].encode())
-        await asyncio.sleep(0)
-        await response.write(text[20:].encode() + b"\r\n\r\n: a comment\r\n\r\nevent: message\r\nid: 7\r\n")
-        await event(response, chunk(content="two", finish="length"))
-        return response
-
-    async with elsewhere(odd) as far, open_front(upstreams=(far.upstream(),)) as front:
-        said = await front.client.chat.completions.create(**ASKED, stream=True)
-        chunks = [each async for each in said]
-        assert "".join(each.choices[0].delta.content or "" for each in chunks) == "one two"
-        assert chunks[-1].choices[0].finish_reason == "length"
-        assert isinstance(far, Elsewhere)
-
-
-@pytest.mark.parametrize("end", ["\r", "\r\n", "\n"])
-@pytest.mark.parametrize("size", [1, 7, 1 << 20])
-async def test_ends_of_lines_are_any_of_the_standards_wherever_they_are_cut(open_front: OpenFront, end, size):
-    async def odd(heard: Heard) -> web.StreamResponse:
-        response = await heard.stream()
-        told = [chunk(content="one ", finish=""), chunk(content="two", finish="length")]
-        text = "".join(f"event: message{end}data: {json.dumps(each)}{end}{end}" for each in told).encode()
-        for start in range(0, len(text), size):
-            await response.write(text[start : start + size])
-        return response
-
-    async with elsewhere(odd) as far, open_front(upstreams=(far.upstream(),)) as front:
-        assert await streamed(front) == ("one two", None)
 
 
 async def test_room_at_one_that_stands_in_for_another_goes_to_whoever_has_waited_longest(open_front: OpenFront):
