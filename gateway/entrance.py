@@ -68,6 +68,8 @@ class Entrance:
             elif (asked := self._origins.preflight(request)) is not None:
                 noted.route = PREFLIGHT
                 response = web.Response(status=204, headers=asked)
+            elif not request.headers.get(hdrs.EXPECT, "").isascii():  # aiohttp would repeat it, and cannot
+                raise web.HTTPExpectationFailed
             else:
                 response = await self._application(request)
         except asyncio.CancelledError:

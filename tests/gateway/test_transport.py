@@ -355,6 +355,15 @@ async def test_a_body_that_says_that_it_is_too_long_is_refused_before_it_comes(o
         writer.close()
 
 
+@pytest.mark.parametrize("expected", [b"tea", b"\xff\xfe"])
+async def test_whoever_expects_something_else_than_to_go_on_is_refused(front: Front, expected, caplog):
+    asked = b"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\nconnection: close\r\ncontent-length: 2\r\n"
+    head, body = await sent(front, asked + b"expect: %b\r\n\r\n{}" % expected)
+    assert head.startswith("HTTP/1.1 400 ")
+    assert "Expectation Failed" in body
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_a_long_body_that_keeps_coming_is_waited_for(open_front):
     async with open_front(server=Server(stall_s=2.0)) as front:
 
