@@ -30,6 +30,8 @@ QUIET = frozenset(("/healthz", "/readyz", "/metrics"))
 """Asked every few seconds by machines; they are in the log when they fail."""
 PREFLIGHT = "preflight"
 """In the log and in traces: it is answered before anybody asks what the address is."""
+EXPECTATION = "expectation"
+"""Likewise: one that is no text."""
 
 
 class Entrance:
@@ -68,7 +70,9 @@ class Entrance:
             elif (asked := self._origins.preflight(request)) is not None:
                 noted.route = PREFLIGHT
                 response = web.Response(status=204, headers=asked)
-            elif not request.headers.get(hdrs.EXPECT, "").isascii():  # aiohttp would repeat it, and cannot
+            elif not request.headers.get(hdrs.EXPECT, "").isascii():
+                noted.route = EXPECTATION
+                # aiohttp would repeat it, and cannot.
                 raise web.HTTPExpectationFailed
             else:
                 response = await self._application(request)
