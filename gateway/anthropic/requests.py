@@ -330,7 +330,8 @@ def _messages(message: Message, path: str) -> list[dict[str, Any]]:
                     said.append({"role": message.role, "content": []})
                 said[-1]["content"].append({"type": "text", "text": text})
             case ToolResultBlock() if message.role == "user":
-                text = _text(block.content or "") or ("failed" if block.is_error else "")
+                told = _text(block.content or "")
+                text = (f"failed: {told}" if told else "failed") if block.is_error else told
                 said.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
             case _:
                 raise _misplaced(message.role, block, f"{path}.content[{number}]")
