@@ -14,6 +14,7 @@ from gateway.redis import Redis, RedisAway
 from policies import settings
 from tests.builders import PATIENCE_S, a_submit, answer, dispatching, send, until
 from tests.conftest import PATIENT_MS
+from tests.ports import free_port
 
 
 class Ears:
@@ -111,8 +112,8 @@ async def test_without_redis_the_last_count_stays_and_listening_begins_anew_when
         await other.tell()
 
 
-async def test_before_redis_was_ever_heard_as_many_are_assumed_as_the_settings_say(unused_tcp_port):
-    config = settings.Redis(url=f"redis://127.0.0.1:{unused_tcp_port}")
+async def test_before_redis_was_ever_heard_as_many_are_assumed_as_the_settings_say():
+    config = settings.Redis(url=f"redis://127.0.0.1:{free_port()}")
     async with gathered(config, Ears(), num_expected=4) as (one,):
         await one.beat()
         assert one.num_gateways == 4

@@ -13,6 +13,7 @@ from gateway.redis import MAX_WAITING, Breaker, Redis, RedisAway, RedisUrlError,
 from policies import settings
 from tests.builders import PATIENCE_S, HandClock
 from tests.conftest import PATIENT_MS
+from tests.ports import free_port
 from tests.redis import stalled
 
 ADD = Script("return redis.call('INCRBY', KEYS[1], ARGV[1])")
@@ -90,8 +91,8 @@ async def test_a_killed_redis_is_away_until_it_is_back(fragile):
     assert await redis.run(ADD, ["n"], [1]) == 1
 
 
-async def test_a_redis_that_was_never_there_is_away(unused_tcp_port):
-    redis = Redis(settings.Redis(url=f"redis://127.0.0.1:{unused_tcp_port}"), Clock())
+async def test_a_redis_that_was_never_there_is_away():
+    redis = Redis(settings.Redis(url=f"redis://127.0.0.1:{free_port()}"), Clock())
     assert isinstance((await outcomes(redis.call("PING")))[0], RedisAway)
     await redis.close()
 

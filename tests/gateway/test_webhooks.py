@@ -17,6 +17,7 @@ from gateway import webhooks
 from gateway.webhooks import MAX_TRIES, MAX_WAITING, SECRET, WebhookInvalid, Webhooks, backoff_s
 from policies import settings
 from tests.builders import PATIENCE_S, HandClock, until
+from tests.ports import free_port
 
 KEY = b"0123456789abcdef0123456789abcdef"
 
@@ -93,8 +94,8 @@ async def test_what_was_not_taken_is_posted_again_later_with_the_same_id(receive
     assert len({body for _, body in receiver.seen}) == 1
 
 
-async def test_a_receiver_that_is_away_for_good_is_given_up(unused_tcp_port, clock):
-    async with sending(f"http://127.0.0.1:{unused_tcp_port}/", clock) as sender:
+async def test_a_receiver_that_is_away_for_good_is_given_up(clock):
+    async with sending(f"http://127.0.0.1:{free_port()}/", clock) as sender:
         sender.post("e1", "budget.alert", {})
         for _ in range(MAX_TRIES - 1):
             await until(clock.waits)
