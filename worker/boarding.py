@@ -75,6 +75,8 @@ class Boarding:
         request_id, grammars = submit.request_id, self._grammars
         if self.holds(request_id):
             return wire.Failed(request_id, "invalid_request", "a request of this id is being answered")
+        if submit.num_sequences > self._engine.max_waiting:  # before anything is made for each of them
+            return wire.Failed(request_id, "overloaded", f"{submit.num_sequences} sequences are more than may wait")
         if submit.grammar is None:
             return self._add_guided(submit, None, self._now())
         if grammars is None:

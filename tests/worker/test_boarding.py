@@ -157,3 +157,14 @@ def test_an_id_that_is_being_answered_is_refused_also_to_who_would_have_to_wait(
     refused = boarding.add(wire.Submit("x", PROMPT, sampling, grammar=wire.Grammar("regex", "a*", False)))
     assert (refused.code, refused.reason) == ("invalid_request", "a request of this id is being answered")
     assert not boarding.has_waiting
+
+
+@pytest.mark.parametrize("grammar", [None, wire.Grammar("regex", "a*", False)])
+@pytest.mark.parametrize("num_sequences", [1 << 62, (1 << 64) - 1])
+def test_more_sequences_than_can_be_counted_are_refused_before_anything_is_made_of_them(tiny, grammar, num_sequences):
+    runner, _, _ = tiny
+    engine = Engine(runner, Sampler(runner.vocab_size, runner.eos_token_ids), EngineSettings(block_size=8), lambda: 0.0)
+    boarding = Boarding(engine, None, lambda: 0.0, Slow())
+    asked = wire.Submit("x", PROMPT, Sampling(max_tokens=MAX_TOKENS), num_sequences, grammar=grammar)
+    assert boarding.add(asked).code == "overloaded"
+    assert not boarding.has_waiting
