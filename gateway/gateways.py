@@ -26,7 +26,7 @@ from gateway.dispatch import Dispatch
 from gateway.lanes import LaneView
 from gateway.live import GatewayLive
 from gateway.log_level import Asked, AskedFor
-from gateway.redis import Redis, RedisAway, Script
+from gateway.redis import Redis, RedisAway, Script, Word
 from gateway.workers import Worker
 
 log = logging.getLogger(__name__)
@@ -153,8 +153,9 @@ class Gateways:
         keys = [self._redis.key(name) for name in names]
         report = msgspec.json.encode(self.report())
         with contextlib.suppress(RedisAway):
-            num_asked, heard = self._num_asked, [self._num_changes, *self._resting]
-            answer = await self._redis.run(BEAT, keys, [self.name, int(1e3 * LIVE_S), report, *heard])
+            num_asked = self._num_asked
+            told: list[Word] = [self.name, int(1e3 * LIVE_S), report, self._num_changes, *self._resting]
+            answer = await self._redis.run(BEAT, keys, told)
             num_living, asked, num_changes, resting = answer
             self.num_gateways = max(1, num_living)
             self._hear(num_changes, resting)
@@ -173,8 +174,9 @@ class Gateways:
             self._resting = self._resting | {worker_name} if is_resting else self._resting - {worker_name}
         else:
             keys = [self._redis.key(name) for name in ("resting", "resting:changes")]
-            command, heard = "SADD" if is_resting else "SREM", [self._num_changes, *self._resting]
-            self._hear(*await self._redis.run(REST, keys, [command, worker_name, *heard]))
+            command = "SADD" if is_resting else "SREM"
+            told: list[Word] = [command, worker_name, self._num_changes, *self._resting]
+            self._hear(*await self._redis.run(REST, keys, told))
         self._see_to_rest()
         await self.tell()
 
