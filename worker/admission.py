@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from policies import wire
+from policies.terms import Sampling
 
 
 class Able(Protocol):
@@ -50,6 +51,8 @@ def refusal(submit: wire.Submit, runner: Able) -> wire.Failed | None:
         )
     if min(sampling.num_logprobs or 0, sampling.num_prompt_logprobs or 0) < 0:
         return failed("invalid_request", "log-probabilities of fewer than no tokens were asked for")
+    if not _can_be_drawn(sampling):
+        return failed("invalid_request", "a temperature, a penalty, top_p or min_p is out of its range")
     if not (_are_finite(submit.ttft_s, submit.tpot_s, submit.weight) and submit.weight > 0):
         return failed("invalid_request", "a time that was promised or a weight is no number to order requests by")
     emitted = submit.emitted_token_ids
@@ -70,6 +73,17 @@ def refusal(submit: wire.Submit, runner: Able) -> wire.Failed | None:
 
 def _are_finite(*numbers: float | None) -> bool:
     return all(number is None or math.isfinite(number) for number in numbers)
+
+
+def _can_be_drawn(sampling: Sampling) -> bool:
+    penalties = sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty
+    return (
+        _are_finite(sampling.temperature, *penalties)
+        and sampling.temperature >= 0.0
+        and sampling.repetition_penalty > 0.0
+        and 0.0 <= sampling.top_p <= 1.0
+        and 0.0 <= sampling.min_p <= 1.0
+    )
 
 
 def _inability(submit: wire.Submit, runner: Able) -> str | None:

@@ -33,6 +33,12 @@ from worker.transfer import rows_of
         ("invalid_request", {"prompt": [1], "promise": {"weight": 0.0}}),
         ("invalid_request", {"prompt": [1], "promise": {"weight": math.nan}}),
         ("invalid_request", {"prompt": [1], "num_logprobs": -1}),
+        ("invalid_request", {"prompt": [1], "temperature": -1.0}),
+        ("invalid_request", {"prompt": [1], "temperature": math.inf}),
+        ("invalid_request", {"prompt": [1], "presence_penalty": math.nan}),
+        ("invalid_request", {"prompt": [1], "repetition_penalty": 0.0}),
+        ("invalid_request", {"prompt": [1], "top_p": math.nan}),
+        ("invalid_request", {"prompt": [1], "top_p": 0.9, "min_p": math.inf}),
         ("overloaded", {"prompt": [1], "num_sequences": 129}),
     ],
 )
