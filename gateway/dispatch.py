@@ -219,21 +219,26 @@ class Dispatch:
         """The ``service_tier`` that the answer names: the one that served it."""
         return self._config.classes[order.sla_class].service_tier or DEFAULT_TIER
 
-    def submit(self, model: str, submit: wire.Submit, order: Order) -> Flight:
-        """Sends it to a worker or lets it wait in line. ``order`` may be one for several prompts together.
+    def submit(self, model: str, submit: wire.Submit, order: Order, after: Flight | None = None) -> Flight:
+        """Sends it to a worker or lets it wait in line. ``order`` may be one for several prompts together; ``after``:
+        one of them that was let in, so that this one is too, and is answered by the same weights.
 
         Raises ModelNotFound, QueueFull, SlowDown, Draining.
         """
-        if self.draining:
-            raise _draining()
+        if after is None:
+            if self.draining:
+                raise _draining()
+            line, adapter_id = self._line(model), self.adapter_id(model)
+        else:
+            assert isinstance(after.keeper, Line)
+            line, adapter_id = after.keeper, after.request.adapter
         num_prompt_tokens = len(submit.prompt_token_ids)
         if num_prompt_tokens != order.num_prompt_tokens:
             order = msgspec.structs.replace(order, num_prompt_tokens=num_prompt_tokens)
-        if adapter_id := self.adapter_id(model):
+        if adapter_id:
             submit = msgspec.structs.replace(submit, adapter=adapter_id)
-        line = self._line(model)
         self.residence.used(line.name)
-        return line.submit(submit, order)
+        return line.submit(submit, order, after is not None)
 
     def misses(self, model: str, order: Order) -> bool:
         """No worker is there for this model, or its line has no room for the request, or would keep it longer than its

@@ -57,7 +57,6 @@ class Flight:
         "_here",
         "_is_closed",
         "_is_under_way",
-        "_keeper",
         "_num_cached_tokens",
         "_open",
         "_stopped",
@@ -69,9 +68,11 @@ class Flight:
         "first_token_at",
         "given_at",
         "given_to",
+        "is_let_in",
         "is_moving",
         "is_over",
         "is_pending",
+        "keeper",
         "left_at",
         "meter",
         "num_held_tokens",
@@ -97,6 +98,8 @@ class Flight:
         self.order = order
         self.turn: Turn | None = None
         """Its place in the line, and its part in the line's accounts once it was sent; None: nobody waited then."""
+        self.is_let_in = False
+        """With an earlier prompt of the same request: no line is too long for it."""
         self.num_sequences = request.num_sequences
         self.worker: Worker | None = None
         """The one that computes it; None while it waits in line and after its end."""
@@ -132,7 +135,7 @@ class Flight:
         """Its worker has been told to let it go, so that another one goes on with it."""
         self.is_over = False
         """Its worker will say no more of it, or never had it."""
-        self._keeper = keeper
+        self.keeper = keeper
         self._is_closed = False
         self._open = {index: array("I") for index in range(request.num_sequences)}
         """Sequences that have not finished, each with its tokens so far: what another worker has to know."""
@@ -197,7 +200,7 @@ class Flight:
         elif self.paused_at is not None:
             self._end_sequence(index, "cancelled")
             if not self._open:
-                self._keeper.ended_between(self)
+                self.keeper.ended_between(self)
 
     async def __aenter__(self) -> Flight:
         return self
@@ -209,7 +212,7 @@ class Flight:
         """Nobody reads any more; a second time does nothing."""
         if not self._is_closed:
             self._is_closed = True
-            self._keeper.abandon(self)
+            self.keeper.abandon(self)
 
     @property
     def were_sent(self) -> bool:

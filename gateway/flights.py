@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.errors import GatewayError
@@ -56,10 +56,16 @@ class Source(Protocol):
         """Until it ``is_over``; for a reader who has closed, or has read to the end."""
 
 
-def launched(submit: Callable[[wire.Submit], Flight], submits: Sequence[wire.Submit]) -> Source:
-    """A source that computes: one flight for each prompt. Raises what ``submit`` raises; nothing is left behind
-    then."""
-    return submit(submits[0]) if len(submits) == 1 else Flights(submit, submits)
+class Send(Protocol):
+    """Sends one prompt of a request on its way."""
+
+    def __call__(self, submit: wire.Submit, after: Flight | None) -> Flight:
+        """``after``: another one of the request, which was let in: so is this one."""
+
+
+def launched(send: Send, submits: Sequence[wire.Submit]) -> Source:
+    """A source that computes: one flight for each prompt. Raises what ``send`` raises; nothing is left behind then."""
+    return send(submits[0], None) if len(submits) == 1 else Flights(send, submits)
 
 
 MAX_AT_ONCE = 128
@@ -71,18 +77,18 @@ class Flights:
 
     outcome: Outcome = "bypass"
 
-    def __init__(self, submit: Callable[[wire.Submit], Flight], submits: Sequence[wire.Submit]) -> None:
-        """Raises what ``submit`` raises; nothing is left behind then."""
+    def __init__(self, send: Send, submits: Sequence[wire.Submit]) -> None:
+        """Raises what ``send`` raises; nothing is left behind then."""
         self._readers: list[asyncio.Task[None]] = []
         self._flights: dict[str, Flight] = {}
         self._arrived: list[wire.Delta] = []
         self._error: GatewayError | None = None
         self._moved = asyncio.Event()
-        self._submit = submit
+        self._send = send
         self._later = deque(submits[MAX_AT_ONCE:])
         try:
             for each in submits[:MAX_AT_ONCE]:
-                self._flights[each.request_id] = submit(each)
+                self._flights[each.request_id] = send(each, None)
         except BaseException:
             self.close()
             raise
@@ -155,7 +161,7 @@ class Flights:
                 if not self._later:
                     return
                 submit = self._later.popleft()
-                flight = self._flights[submit.request_id] = self._submit(submit)
+                flight = self._flights[submit.request_id] = self._send(submit, flight)
         except GatewayError as error:
             self._error = error
             self._moved.set()

@@ -100,7 +100,7 @@ class WaitingLine:
         lane = self.lanes[order.sla_class]
         record, terms = self._records[lane.name], lane.terms
         wait = None if pace is None else wait_s(pace, self._behind(order), order, num_workers)
-        if len(lane) >= terms.max_waiting:
+        if len(lane) >= terms.max_waiting and not flight.is_let_in:
             record.num_full += 1
             raise errors.QueueFull(
                 f"{len(lane)} requests of the class '{lane.name}' wait for the model '{self._model}' already. "
@@ -127,7 +127,7 @@ class WaitingLine:
         """Notes what is predicted. Raises SlowDown where that is too late."""
         terms = self.lanes[flight.order.sla_class].terms
         late_s = ttft_s - terms.max_ttft_ms / 1e3
-        if terms.max_ttft_ms and late_s > 0:
+        if terms.max_ttft_ms and late_s > 0 and not flight.is_let_in:
             self._records[flight.order.sla_class].num_slow += 1
             raise errors.SlowDown(
                 f"The model '{self._model}' is busy: the first token would come after about {ttft_s:.0f} s, and this "

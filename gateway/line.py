@@ -74,12 +74,13 @@ class Line:
         """Of a request that would come now, as far as the workers' pace is known; None: the line has no room for it."""
         return self._waiting.predicted_s(order, *self.seats.speed(), self.seats.soonest_s(order.num_prompt_tokens))
 
-    def submit(self, request: wire.Submit, order: Order) -> Flight:
-        """Raises QueueFull and SlowDown."""
+    def submit(self, request: wire.Submit, order: Order, is_let_in: bool = False) -> Flight:
+        """``is_let_in``: with an earlier prompt of the request. Raises QueueFull and SlowDown."""
         priority = self.priorities[order.sla_class]
         if request.priority != priority:
             request = msgspec.structs.replace(request, priority=priority)
         flight = Flight(self, request, order, self._clock.now())
+        flight.is_let_in = is_let_in
         if len(self.seats) > 1 and self._has_prefix_cache and (facts := self.ready()) is not None:
             flight.name_blocks(facts.block_size, facts.kv_dtype)
         back = self._first_back()

@@ -41,7 +41,9 @@ async def give(
             noted.also.update(answer.limit_headers(ticket.headers()))
             parts, dispatch = answer.parts, gw.dispatch
             noted.queue_at = time.monotonic()
-            source = found.launch(lambda each: parts[each.request_id].launch(dispatch, call.model, each, order))
+            source = found.launch(
+                lambda each, after: parts[each.request_id].launch(dispatch, call.model, each, order, after)
+            )
             noted.follows = found.followed
             source = metered(source, ticket, submits)
             async with reply.Account(gw.ledger, noted, caller, answer, source, ticket, order.sla_class) as account:

@@ -274,10 +274,12 @@ def _shaped(
     return shaped(call, parts, cast(Text, Unread()), fingerprint_of(call.model), gw.dispatch.tier_of(order))
 
 
-def _send(gw: Gateway, way: Way, asked: Asked, here: Here | None, submit: wire.Submit, order: Order) -> Any:
+def _send(
+    gw: Gateway, way: Way, asked: Asked, here: Here | None, submit: wire.Submit, order: Order, is_let_in: bool
+) -> Any:
     if len(submit.prompt_token_ids) != order.num_prompt_tokens:
         order = msgspec.structs.replace(order, num_prompt_tokens=len(submit.prompt_token_ids))
-    return gw.upstreams.submit(way.pool, asked, submit, order, here, way.is_first_here)
+    return gw.upstreams.submit(way.pool, asked, submit, order, here, way.is_first_here, is_let_in)
 
 
 def _room(pool: Pool, num_prompt_tokens: int, asked_tokens: int | None, param: str) -> int:

@@ -7,16 +7,14 @@ its policy names.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from types import TracebackType
 
 from gateway.cache.memory import Held, Keeper, Memory
 from gateway.cache.runs import Reader, Replay, Run
 from gateway.cache.shared import Shared
 from gateway.clock import Clock
-from gateway.flight import Flight
-from gateway.flights import Source, launched
-from policies import answers, policy, prefix, settings, wire
+from gateway.flights import Send, Source, launched
+from policies import answers, policy, prefix, settings
 from policies.answers import Asked, Outcome
 
 __all__ = ["Cache", "Found", "Held", "Keeper", "Memory", "Shared"]
@@ -146,15 +144,15 @@ class Found:
         submits = self._asked.submits
         return sum([each.sampling.max_tokens * each.num_sequences for each in submits if each.pooling is None])
 
-    def launch(self, submit: Callable[[wire.Submit], Flight]) -> Source:
-        """What was found; else what ``submit`` sends on its way, and others may read along with that. Raises what it
+    def launch(self, send: Send) -> Source:
+        """What was found; else what ``send`` sends on its way, and others may read along with that. Raises what it
         raises."""
         key, cache = self._key, self._cache
         if self._source is None and key is not None and self._reads:
             # Somebody else may have come while this one was being admitted.
             self._join(key)
         if self._source is None:
-            self._source = launched(submit, self._asked.submits)
+            self._source = launched(send, self._asked.submits)
             if key is not None:
                 self._source = cache.launch(key, self._asked, self._rank, self._ttl_s, self._source)
         return self._source

@@ -57,9 +57,11 @@ class Part:
         counts = [choice.num_cached_tokens for choice in self.choices if choice.num_cached_tokens is not None]
         return min(counts, default=0)
 
-    def launch(self, dispatch: Dispatch, model: str, submit: wire.Submit, order: Order) -> Flight:
+    def launch(
+        self, dispatch: Dispatch, model: str, submit: wire.Submit, order: Order, after: Flight | None = None
+    ) -> Flight:
         """As ``Dispatch.submit``."""
-        flight = self.flight = dispatch.submit(model, submit, order)
+        flight = self.flight = dispatch.submit(model, submit, order, after)
         return flight
 
     def usage(self) -> terms.Usage:

@@ -27,8 +27,8 @@ MAX_ENTRY_CHARS = 1000
 class Sender(Protocol):
     """Who knows the upstreams of a model and what one of them is to be asked."""
 
-    def __call__(self, submit: wire.Submit, order: Order) -> Flight:
-        """As ``Dispatch.submit``."""
+    def __call__(self, submit: wire.Submit, order: Order, is_let_in: bool) -> Flight:
+        """As ``Dispatch.submit``; ``is_let_in``: with an earlier prompt of the request."""
 
 
 class ToldPart(Part):
@@ -43,8 +43,10 @@ class ToldPart(Part):
         self.choice_type = choice_type
         self._send = send
 
-    def launch(self, dispatch: Dispatch, model: str, submit: wire.Submit, order: Order) -> Flight:
-        flight = self.flight = self._send(submit, order)
+    def launch(
+        self, dispatch: Dispatch, model: str, submit: wire.Submit, order: Order, after: Flight | None = None
+    ) -> Flight:
+        flight = self.flight = self._send(submit, order, after is not None)
         return flight
 
     def usage(self) -> terms.Usage:

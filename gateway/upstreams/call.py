@@ -81,7 +81,7 @@ class Call(Flight):
 
     def cancel(self, request_id: str, index: int) -> None:
         if index in self._open:
-            cast(CallKeeper, self._keeper).stopped(self, index)
+            cast(CallKeeper, self.keeper).stopped(self, index)
 
     def stay(self, upstream: str, now: float) -> Stay:
         """For its trace: this one is asked."""

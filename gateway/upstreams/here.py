@@ -63,8 +63,8 @@ class Here:
             part.submit = msgspec.structs.replace(part.submit, request_id=request_id, traceparent=request.traceparent)
         answer.parts = {part.submit.request_id: part for part in parts}
 
-        def sent(submit: wire.Submit) -> Flight:
-            return answer.parts[submit.request_id].launch(self._dispatch, answer.call.model, submit, order)
+        def sent(submit: wire.Submit, after: Flight | None) -> Flight:
+            return answer.parts[submit.request_id].launch(self._dispatch, answer.call.model, submit, order, after)
 
         call.source = launched(sent, [part.submit for part in parts])
 

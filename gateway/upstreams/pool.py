@@ -93,11 +93,19 @@ class Pool(Servers):
         return [*waiting, *[call for call in self._open if call.source is None]]
 
     def submit(
-        self, asked: Asked, request: wire.Submit, order: Order, here: Here | None = None, is_first_here: bool = False
+        self,
+        asked: Asked,
+        request: wire.Submit,
+        order: Order,
+        here: Here | None = None,
+        is_first_here: bool = False,
+        is_let_in: bool = False,
     ) -> Call:
         """Sends it, or lets it wait in line: where ``is_first_here``, in that of the workers, for as long as it may
-        come in time there. Raises QueueFull and UpstreamUnavailable."""
+        come in time there. ``is_let_in``: with an earlier prompt of the request. Raises QueueFull and
+        UpstreamUnavailable."""
         call = Call(self, request, order, self._clock.now(), asked, here)
+        call.is_let_in = is_let_in
         if here is not None and is_first_here:
             with contextlib.suppress(errors.ServiceUnavailable):
                 here.launch(call)

@@ -130,11 +130,12 @@ class Upstreams:
         order: Order,
         here: Here | None = None,
         is_first_here: bool = False,
+        is_let_in: bool = False,
     ) -> Call:
         """As ``Dispatch.submit``; the rest as for ``Pool.submit``. Raises QueueFull, UpstreamUnavailable, Draining."""
-        if self._dispatch.draining:
+        if self._dispatch.draining and not is_let_in:
             raise _draining()
-        return pool.submit(asked, submit, order, here, is_first_here)
+        return pool.submit(asked, submit, order, here, is_first_here, is_let_in)
 
     def follow(self, board: Board) -> None:
         """These are all that there are, beside those of the settings; what is under way goes on."""
