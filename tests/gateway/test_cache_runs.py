@@ -29,7 +29,7 @@ class Engine:
         self.abandoned: list[Flight] = []
         self.cancelled: list[tuple[str, int]] = []
 
-    def submit(self, request: wire.Submit) -> Flight:
+    def submit(self, request: wire.Submit, after: Flight | None = None) -> Flight:
         flight = Watched(self, request, an_order(request), self.clock.now())
         self.flights.append(flight)
         return flight
@@ -111,7 +111,7 @@ async def test_whoever_reads_along_knows_whose_computation_it_is(cache, engine, 
     def prompts() -> Asked:
         return Asked("demo", "fp", [a_submit(temperature=0.0) for _ in range(num_prompts)], (), False)
 
-    def traced(request: wire.Submit) -> Flight:
+    def traced(request: wire.Submit, after: Flight | None) -> Flight:
         return engine.submit(msgspec.structs.replace(request, traceparent=TRACEPARENT))
 
     async with cache.look(*SCOPE, prompts()) as first, cache.look(*SCOPE, prompts()) as second:
