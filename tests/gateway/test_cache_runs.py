@@ -50,7 +50,7 @@ class Watched(Flight):
     """A flight whose cancelled sequences can be told apart."""
 
     def cancel(self, request_id: str, index: int) -> None:
-        self._keeper.cancelled.append((self.request.request_id, index))
+        self.keeper.cancelled.append((self.request.request_id, index))
 
 
 @pytest.fixture
