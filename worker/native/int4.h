@@ -33,20 +33,21 @@ struct Product {
         __builtin_prefetch(at + NEAR);
     }
 
-    // R rows from ``first`` of a panel, as it lies in memory.
+    // R rows from ``first`` of a panel, as it lies in memory. Not inlined: beside the other ways there were no registers for its loop.
     template <int R>
-    void few(int64_t first, int64_t panel, Claim& claim) const {
+    [[gnu::noinline]] void few(int64_t first, int64_t panel, Claim& claim) const {
         const int8_t* from[R];
         const float *scales[R], *sums[R];
         for (int row = 0; row < R; ++row) {
             from[row] = x.tile(first + row) + (first + row) % SIDE * DEEP;
             scales[row] = x.scales + x.place(first + row), sums[row] = x.sums + x.place(first + row);
         }
-        const int64_t group = matrix.group, lines = group / 8;
+        const int64_t group = matrix.group;
         const uint8_t* at = matrix.panel_at(panel);
         __m512 totals[R][2];
         for (auto& of_row : totals) of_row[0] = of_row[1] = _mm512_setzero_ps();
-        for (int64_t index = 0, step = 0; index < x.groups; ++index, step += x.tiles_of_group()) {
+        for (int64_t index = 0; index < x.groups; ++index) {
+            const int64_t begin = x.begin_of(index);
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
                 const __m512 scale = Matrix::scales_of(at), offset = Matrix::offsets_of(at);
@@ -54,17 +55,16 @@ struct Product {
                 at += UNIT_BYTES;
                 __m512i parts[R][2];
                 for (auto& of_row : parts) of_row[0] = of_row[1] = _mm512_setzero_si512();
-                int64_t inside = group < DEEP && index % 2 ? group : 0;
-                for (int64_t line = 0; line < lines; ++line, at += 64, inside += 8) {
+                for (int64_t input = 0; input < group; input += 8, at += 64) {
                     fetch_few(at);
                     const __m512i codes = _mm512_load_si512(at);
                     const __m512i even = Matrix::low(codes), odd = Matrix::high(codes);
-                    const int64_t place = step * TILE_BYTES + inside / DEEP * TILE_BYTES + inside % DEEP;
+                    const int64_t place = begin + Tokens::place_in(input);
+#pragma GCC unroll 2
                     for (int row = 0; row < R; ++row) {
-                        int32_t four[2];
-                        std::memcpy(four, from[row] + place, 8);
-                        parts[row][0] = _mm512_dpbusd_epi32(parts[row][0], even, _mm512_set1_epi32(four[0]));
-                        parts[row][1] = _mm512_dpbusd_epi32(parts[row][1], odd, _mm512_set1_epi32(four[1]));
+                        const __m512i first_four = int8::four_of(from[row] + place), last_four = int8::four_of(from[row] + place + 4);
+                        parts[row][0] = _mm512_dpbusd_epi32(parts[row][0], even, first_four);
+                        parts[row][1] = _mm512_dpbusd_epi32(parts[row][1], odd, last_four);
                     }
                 }
                 for (int row = 0; row < R; ++row) {
@@ -81,24 +81,24 @@ struct Product {
     // rows. ARRIVES: it comes from memory, not from a cache.
     template <bool ARRIVES>
     void many(int64_t first, int64_t panel, Claim& claim) const {
-        const int64_t group = matrix.group, lines = group / 8, unit_bytes = matrix.unit_bytes();
+        const int64_t group = matrix.group, unit_bytes = matrix.unit_bytes();
         const int8_t* from = x.tile(first) + first % SIDE * DEEP;
         const float *row_scales = x.scales + x.place(first), *row_sums = x.sums + x.place(first);
         const uint8_t* at = matrix.panel_at(panel);
         alignas(64) float totals[2][MANY][SIDE] = {};
-        for (int64_t index = 0, step = 0; index < x.groups; ++index, step += x.tiles_of_group(), at += 2 * unit_bytes) {
+        for (int64_t index = 0; index < x.groups; ++index, at += 2 * unit_bytes) {
             if (ARRIVES) fetch_few(at), fetch_few(at + unit_bytes);
             __m512i sums[2][MANY];
 #pragma GCC unroll 8
             for (int row = 0; row < MANY; ++row) sums[0][row] = sums[1][row] = _mm512_setzero_si512();
-            int64_t inside = group < DEEP && index % 2 ? group : 0;
+            const int8_t* const of_group = from + x.begin_of(index);
             const uint8_t* line = at + UNIT_BYTES;
-            for (int64_t left = lines; left; --left, line += 64, inside += 8) {
+            for (int64_t input = 0; input < group; input += 8, line += 64) {
                 if (ARRIVES) fetch_few(line), fetch_few(line + unit_bytes);
                 const __m512i low = _mm512_load_si512(line), high = _mm512_load_si512(line + unit_bytes);
                 const __m512i low_even = Matrix::low(low), low_odd = Matrix::high(low);
                 const __m512i high_even = Matrix::low(high), high_odd = Matrix::high(high);
-                const int8_t* eight = from + (step + inside / DEEP) * TILE_BYTES + inside % DEEP;
+                const int8_t* eight = of_group + Tokens::place_in(input);
 #pragma GCC unroll 8
                 for (int row = 0; row < MANY; ++row) {
                     const __m512i even = int8::four_of(eight + row * DEEP), odd = int8::four_of(eight + row * DEEP + 4);
@@ -243,7 +243,7 @@ struct Product {
 #if defined(HAVE_TILES)
         if (rows > NO_TILES && may_use_tiles()) return by_tiles(team);
 #endif
-        if (rows == 1 && !int8::is_amd()) return Row{matrix, x, output}.run(team);
+        if (rows == 1) return Row{matrix, x, output}.run(team);
         const int64_t panels = matrix.num_panels(), at_once = std::max<int64_t>(1, panels / int8::RUNS);
         team.each_apart(panels, at_once, [&](int64_t panel, Claim& claim) { all(panel, claim); });
     }

@@ -40,6 +40,11 @@ struct Tokens {
     int64_t tiles_of_group() const { return group < DEEP ? 1 : group / DEEP; }
     const int8_t* tile(int64_t row) const { return codes + row / SIDE * SIDE * tiles * DEEP; }
     int64_t place(int64_t row) const { return row / SIDE * SIDE * groups + row % SIDE; }
+    // Of a row's codes, from its first on: where those of a group begin, and where in it an input's is.
+    int64_t begin_of(int64_t index) const {
+        return index * tiles_of_group() * TILE_BYTES + (group < DEEP && index % 2 ? group : 0);
+    }
+    static int64_t place_in(uint64_t input) { return input / DEEP * TILE_BYTES + input % DEEP; }
 
     template <typename T>
     void take(int64_t row, const T* x) const {

@@ -38,15 +38,15 @@ struct Row {
         const int64_t quiet = apart - ROW_AHEAD;
         const uint8_t *const begin = matrix.panel_at(panel), *at = begin;
         __m512 totals[2][P] = {};
-        for (int64_t index = 0, step = 0; index < x.groups; ++index, step += x.tiles_of_group()) {
-            const int8_t* codes = x.codes + step * TILE_BYTES + (group < DEEP && index % 2 ? group : 0);
+        for (int64_t index = 0; index < x.groups; ++index) {
+            const int8_t* codes = x.codes + x.begin_of(index);
             const int64_t far = ROW_AHEAD + (at - begin < quiet ? 0 : (P - 1) * apart);
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half, at += unit_bytes) {
                 __m512i even[P] = {}, odd[P] = {};
                 const uint8_t* line = at + UNIT_BYTES;
                 for (int64_t input = 0; input < group; input += 8, line += 64) {
-                    const int8_t* eight = codes + input / DEEP * TILE_BYTES + input % DEEP;
+                    const int8_t* eight = codes + Tokens::place_in(input);
                     const __m512i first = int8::four_of(eight), second = int8::four_of(eight + 4);
 #pragma GCC unroll 4
                     for (int one = 0; one < P; ++one) {

@@ -130,7 +130,7 @@ struct Product {
         #if defined(HAVE_TILES)
         if (rows > NO_TILES && may_use_tiles()) return TileProduct{matrix, x, rows, output}.run(team);
 #endif
-        if (rows == 1 && (!is_amd() || row_is_kept(matrix, team.size()))) return Row{matrix, x, output}.run(team);
+        if (rows == 1 && (!is_zen5() || row_is_kept(matrix, team.size()))) return Row{matrix, x, output}.run(team);
         const int64_t panels = matrix.num_panels();
         team.each_apart(panels, run_of(panels), [&](int64_t panel, Claim& claim) { all(panel, claim); });
     }
