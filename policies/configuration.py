@@ -18,6 +18,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 
 from policies import devices, faults
+from policies.observing import is_collector
 from policies.policy import Policy
 from policies.pricelist import Proposed
 from policies.settings import CLASSES, Model, Server, Settings, SlaClass
@@ -101,6 +102,7 @@ def _checked(raw: dict[str, Any], environ: Mapping[str, str], overrides: Mapping
     _check_classes(settings)
     _check_billing(settings)
     _check_sharing(settings)
+    _check_observing(settings)
     for number, field, what in upstreams.faults_of(settings.upstreams, settings.models):
         raise _Fault(f"upstreams[{number}].{field}", what)
     return settings
@@ -180,6 +182,15 @@ def _check_sharing(settings: Settings) -> None:
             f"{settings.server.processes} of them have nothing to share limits and keys in, because "
             f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} empty",
         )
+
+
+def _check_observing(settings: Settings) -> None:
+    metrics, tracing = settings.metrics, settings.tracing
+    if metrics.otlp_endpoint and not is_collector(metrics.otlp_endpoint, metrics.otlp_protocol == "grpc"):
+        raise _Fault("metrics.otlp_endpoint", "it is no address of a collector such as http://127.0.0.1:4318")
+    # Without a protocol, variables of OpenTelemetry may say one.
+    if tracing.endpoint and not is_collector(tracing.endpoint, tracing.protocol != "http/protobuf"):
+        raise _Fault("tracing.endpoint", "it is no address of a collector such as http://127.0.0.1:4317")
 
 
 def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, list[str], Any]]:

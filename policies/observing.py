@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -66,3 +68,18 @@ class Metrics(Section, frozen=True):
     """Of a collector: "http://127.0.0.1:4318"; empty: nothing is sent."""
     otlp_protocol: Literal["http", "grpc"] = "http"
     otlp_interval_s: Seconds = 15.0
+
+
+def is_collector(endpoint: str, by_grpc: bool) -> bool:
+    """It can be the address of one: that of an HTTP server, or by gRPC also a target of its own, such as
+    "collector:4317", "unix:/path" or "dns:///collector:4317"."""
+    if re.search(r"\s", endpoint):
+        return False
+    scheme, separator, _ = endpoint.partition("://")
+    if by_grpc and (not separator or scheme in ("dns", "unix")):
+        return True
+    try:
+        parts = urlsplit(endpoint)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # half a bracket, or a port that is none
+        return False

@@ -139,6 +139,13 @@ def numbers_of(table, path=()):
         ("[server]\ntls_key = 'a.pem'", "server.tls_cert"),
         ("[server]\ntrusted_proxies = ['10.0.0.1/8']", "server.trusted_proxies: 10.0.0.1/8 has host bits set"),
         ("[server]\ncors_origins = ['app.example.com']", "server.cors_origins"),
+        *(
+            (f"[metrics]\notlp_endpoint = '{address}'", "metrics.otlp_endpoint: it is no address of a collector")
+            for address in ("collector", "localhost:4318", "ftp://a:1", "http://", "http://a:99999", "http://a:1 b")
+        ),
+        ("[metrics]\notlp_protocol = 'grpc'\notlp_endpoint = 'ftp://a:1'", "metrics.otlp_endpoint: it is no address"),
+        ("[tracing]\nendpoint = 'ftp://a:1'", "tracing.endpoint: it is no address of a collector"),
+        ("[tracing]\nprotocol = 'http/protobuf'\nendpoint = 'localhost:4318'", "tracing.endpoint: it is no address"),
     ],
 )
 def test_what_cannot_be_used_is_named(text, message):
@@ -146,6 +153,15 @@ def test_what_cannot_be_used_is_named(text, message):
         configuration.load(text, {})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address", ["http://[::1]:4317/", "https://collector", "collector:4317", "unix:/run/otel.sock"]
+)
+def test_a_collector_is_named_as_the_protocol_names_its_servers(address):
+    text = f"[metrics]\notlp_protocol = 'grpc'\notlp_endpoint = '{address}'\n[tracing]\nendpoint = '{address}'"
+    loaded = configuration.load(text, {})
+    assert loaded.metrics.otlp_endpoint == loaded.tracing.endpoint == address
 
 
 def test_a_variable_that_contradicts_the_file_is_named():
