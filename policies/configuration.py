@@ -76,6 +76,7 @@ def _checked(raw: dict[str, Any], environ: Mapping[str, str], overrides: Mapping
     for key, value in overrides.items():
         _put(raw, key.split("."), value)
     _refuse_unknown(raw, Settings, "")
+    _refuse_nul(raw, "")
     named = raw.get("classes", {})
     if isinstance(named, dict):
         defaults = {name: {**msgspec.structs.asdict(entry), **named.get(name, {})} for name, entry in CLASSES.items()}
@@ -269,6 +270,15 @@ def _refuse_unknown(raw: dict[str, Any], shape: type[msgspec.Struct], where: str
                     _refuse_unknown(entry, _NUMBERED[key], f"{key}[{number}].")
         elif isinstance(value, dict) and isinstance(hints[key], type) and issubclass(hints[key], msgspec.Struct):
             _refuse_unknown(value, hints[key], f"{where}{key}.")
+
+
+def _refuse_nul(value: Any, key: str) -> None:
+    """No path, address or name can have one, and what opens them would fail at it."""
+    if isinstance(value, str) and "\0" in value:
+        raise _Fault(key, "it has a NUL character in it")
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, entry in entries:
+        _refuse_nul(entry, f"{key}[{name}]" if isinstance(value, list) else f"{key}.{name}".lstrip("."))
 
 
 def _of_type(error: str, where: str) -> _Fault:

@@ -139,6 +139,8 @@ def numbers_of(table, path=()):
         ("[server]\ntls_key = 'a.pem'", "server.tls_cert"),
         ("[server]\ntrusted_proxies = ['10.0.0.1/8']", "server.trusted_proxies: 10.0.0.1/8 has host bits set"),
         ("[server]\ncors_origins = ['app.example.com']", "server.cors_origins"),
+        ('[store]\ndata_dir = "a\\u0000b"', "store.data_dir: it has a NUL character in it"),
+        ('[models.a]\naddresses = ["unix:/a", "unix:/\\u0000"]', "models.a.addresses[1]: it has a NUL character"),
         *(
             (f"[metrics]\notlp_endpoint = '{address}'", "metrics.otlp_endpoint: it is no address of a collector")
             for address in ("collector", "localhost:4318", "ftp://a:1", "http://", "http://a:99999", "http://a:1 b")
