@@ -220,7 +220,10 @@ class Account:
 
     def _progress(self) -> Progress:
         entry = self._entry(errors.InternalError.status, self._answer.usage(), time.monotonic())
-        return Progress(entry.num_cached_tokens, entry.cache, entry.ttft_ms, entry.queue_ms, entry.duration_ms)
+        return Progress(
+            *(entry.num_cached_tokens, entry.cache, entry.ttft_ms, entry.queue_ms, entry.duration_ms),
+            num_reasoning_tokens=entry.num_reasoning_tokens,
+        )
 
     def _owed(self, status: int) -> terms.Usage | None:
         """A client owes what it was sent, and what it gave up itself; not what failed here before it saw any of it."""

@@ -245,6 +245,16 @@ async def test_a_stream_that_was_left_owes_what_was_delivered_at_its_own_price(r
     assert not path.exists()
 
 
+async def test_reasoning_of_a_stream_that_was_left_has_its_own_price(rooms, directory):
+    entry, progress = an_opening(), msgspec.structs.replace(PROGRESS, num_reasoning_tokens=6)
+    price = Price(completion=Decimal(2), reasoning=Decimal(5))
+    async with Marks(directory, MARK_TOKENS, Clock()).opened() as marks:
+        await deliver(marks.open(entry, rates_of(price), lambda: progress), 9)
+    await recover(directory, rooms)
+    row = (await rows(rooms))[entry.request_id]
+    assert (row.num_completion_tokens, row.num_reasoning_tokens, row.cost_micros) == (9, 6, 3 * 2 + 6 * 5)
+
+
 async def test_a_stream_that_was_settled_is_not_settled_again(rooms, directory):
     settled, kept, left = an_opening(), an_opening(), an_opening()
     async with settling(rooms, spooled=True) as (ledger, spool):

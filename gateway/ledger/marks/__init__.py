@@ -21,7 +21,7 @@ import msgspec
 from gateway.clock import Clock, Timer
 from gateway.errors import LedgerBehind
 from gateway.ledger.entry import Entry
-from gateway.ledger.marks.segment import OUTCOMES, Opening, Segment, Word, spelled
+from gateway.ledger.marks.segment import OUTCOME_BITS, OUTCOMES, Opening, Segment, Word, spelled
 from gateway.pieces import Piece
 from policies import wire
 from policies.answers import Outcome
@@ -46,6 +46,7 @@ class Progress(msgspec.Struct, frozen=True):
     ttft_ms: float | None
     queue_ms: float
     duration_ms: float
+    num_reasoning_tokens: int = 0
 
 
 class Marks:
@@ -329,7 +330,7 @@ class Mark:
     def _note(self) -> None:
         words, first, progress = self._words, self._first, self._progress()
         words[first + Word.CACHED_TOKENS] = progress.num_cached_tokens
-        words[first + Word.OUTCOME] = OUTCOMES.index(progress.cache)
+        words[first + Word.OUTCOME] = progress.num_reasoning_tokens << OUTCOME_BITS | OUTCOMES.index(progress.cache)
         words[first + Word.TTFT_US] = round(1e3 * (progress.ttft_ms or 0.0))
         words[first + Word.QUEUE_US] = round(1e3 * progress.queue_ms)
         words[first + Word.DURATION_US] = round(1e3 * progress.duration_ms)

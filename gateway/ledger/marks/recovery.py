@@ -22,7 +22,17 @@ from gateway.clock import Clock
 from gateway.errors import InternalError
 from gateway.ledger import Ledger
 from gateway.ledger.entry import Entry
-from gateway.ledger.marks.segment import OUTCOMES, SUFFIX, Left, Word, alone_in, rates_in, read, taken_over
+from gateway.ledger.marks.segment import (
+    OUTCOME_BITS,
+    OUTCOMES,
+    SUFFIX,
+    Left,
+    Word,
+    alone_in,
+    rates_in,
+    read,
+    taken_over,
+)
 from gateway.ledger.spool import SpooledWriter
 from gateway.store import Store
 from policies import pricing
@@ -129,10 +139,13 @@ def _put_away(path: Path, is_torn: bool) -> None:
 def entry_of(left: Left) -> Entry:
     """The row of a stream that broke off: what was delivered, at the price that it was admitted with."""
     opening, words = left.opening, left.words
-    entry, num_tokens, outcome = opening.entry, words[Word.TOKENS], OUTCOMES[words[Word.OUTCOME]]
+    entry, num_tokens = opening.entry, words[Word.TOKENS]
+    num_reasoning_tokens, outcome_at = divmod(words[Word.OUTCOME], 1 << OUTCOME_BITS)
+    outcome = OUTCOMES[outcome_at]
     usage, cost_micros = Usage(0, 0, 0), 0
     if num_tokens:
-        usage = Usage(entry.num_prompt_tokens, words[Word.CACHED_TOKENS], num_tokens)
+        num_reasoning_tokens = min(num_reasoning_tokens, num_tokens)  # some of those may not have been delivered
+        usage = Usage(entry.num_prompt_tokens, words[Word.CACHED_TOKENS], num_tokens, num_reasoning_tokens)
         if opening.rates:
             cost_micros = pricing.cost_micros(rates_in(opening.rates), usage, outcome)
     return msgspec.structs.replace(
@@ -142,6 +155,7 @@ def entry_of(left: Left) -> Entry:
         num_prompt_tokens=usage.num_prompt_tokens,
         num_cached_tokens=usage.num_cached_tokens,
         num_completion_tokens=usage.num_completion_tokens,
+        num_reasoning_tokens=usage.num_reasoning_tokens,
         cache=outcome,
         queue_ms=words[Word.QUEUE_US] / 1e3,
         ttft_ms=words[Word.TTFT_US] / 1e3 if words[Word.TTFT_US] else None,

@@ -38,6 +38,9 @@ FILE_BYTES = 1 << 20
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
+OUTCOME_BITS = 8
+
+
 class Word(IntEnum):
     """The numbers of a slot."""
 
@@ -50,7 +53,8 @@ class Word(IntEnum):
     CACHED_TOKENS = 3
     """Of the prompt."""
     OUTCOME = 4
-    """Of the cache, as a place in ``OUTCOMES``."""
+    """Of the cache, as a place in ``OUTCOMES``, in the last 8 bits; before them the completion tokens that are
+    reasoning, as of when this was noted."""
     TTFT_US = 5
     """0: there was no token yet."""
     QUEUE_US = 6
