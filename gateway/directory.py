@@ -36,6 +36,9 @@ POLL_S = 0.5
 """Between two looks. What was revoked through another gateway ends here so much later, if no notice comes before."""
 LOOK_S = 10.0
 """How long the database may take to answer one of them."""
+AHEAD_S = 86_400.0
+"""So much a clock may be ahead and then be set back: prices that are over stay known for so long, as they are in force
+again then."""
 CHUNK = 1000
 """Rows that are read at once."""
 MAX_NARROWED = 10_000
@@ -191,7 +194,7 @@ class Directory:
                 self._policies.update(policies)
                 self._tenants.update(tenants)
                 if entries:
-                    self.prices = self.prices.extended(entries, time.time())
+                    self.prices = self.prices.extended(entries, time.time() - AHEAD_S)
                 await self._take_new_keys(connection)
                 self.revision = revision
         if adapters:

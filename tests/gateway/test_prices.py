@@ -243,6 +243,20 @@ async def test_a_price_of_the_settings_counts_from_the_first_request_on(open_fro
         assert (await desk("POST", "prices", {"price": {}, "currency": "USD"})).fields() == ["currency"]
 
 
+async def test_a_price_that_was_put_on_the_list_while_the_clock_was_ahead_takes_none_away(desk, monkeypatch):
+    really = time.time
+    await desk.made("prices", {"price": {"prompt": "1"}})
+    monkeypatch.setattr(time, "time", lambda: really() + 7200)
+    await desk.made("prices", {"price": {"prompt": "3"}})
+    monkeypatch.setattr(time, "time", really)
+    in_force = desk.front.gw.directory.prices.find("demo", "standard", time.time())
+    assert in_force is not None
+    assert in_force.price == CHEAP
+    monkeypatch.setattr(time, "time", lambda: really() + 3 * 86_400)
+    await desk.made("prices", {"price": {"prompt": "4"}})
+    assert len(desk.front.gw.directory.prices) == 2, "that of a day ago, and the new one"
+
+
 async def test_a_trial_spends_by_the_price_list_as_it_is_now(desk):
     arrival = {"at_s": 0, "tenant": "a", "model": "demo", "num_prompt_tokens": 10, "num_completion_tokens": 5}
     asked = {"arrivals": [arrival], "workers": {"demo": {}}, "document": {"discount": 0.5}}
