@@ -98,7 +98,7 @@ async def rotate(ask: Ask[Nothing, Rotation], change: Change) -> MadeAdminKey:
     """Make an admin key that may do what another may, which ends after an overlap."""
     before = await found(change.connection, ask.named("key_id"))
     ask.check_version(before.version)
-    made = await _insert(ask, change, successor(before, change.at))
+    made = await _insert(ask, change, await successor(change, before))
     if ask.body.overlap_s:
         after = ending(before, ask.body.overlap_s, change.at)
         await _write(change, after)

@@ -153,7 +153,7 @@ async def rotate(ask: Ask[Nothing, Rotation], change: Change) -> MadeKey:
     """Make a key that may do what another may, which ends after an overlap."""
     before = await found(change.connection, ask.named("key_id"))
     ask.check_version(before.version)
-    made = await insert(ask, change, successor(before, change.at))
+    made = await insert(ask, change, await successor(change, before))
     await change.record("key.created", "key", made.id, None, kept(made))
     if ask.body.overlap_s:
         after = ending(before, ask.body.overlap_s, change.at)

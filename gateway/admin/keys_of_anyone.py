@@ -6,8 +6,11 @@ import ipaddress
 from typing import Annotated, TypeVar
 
 import msgspec
+import sqlalchemy as sa
 from msgspec import Meta
 
+from gateway import store
+from gateway.admin.change import Change
 from gateway.admin.endpoint import Versioned
 from gateway.admin.problems import Conflict, Invalid
 from gateway.admin.words import Written
@@ -43,11 +46,19 @@ class Rotation(Written, frozen=True, kw_only=True):
     overlap_s: Annotated[int, Meta(ge=0, le=MAX_OVERLAP_S)] = 86_400
 
 
-def successor(before: K, now: int) -> K:
-    """A key that may do what another may, not yet with a secret of its own. Raises Conflict where that has ended."""
-    if before.revoked_at is not None or (before.expires_at is not None and before.expires_at <= now):
+async def successor(change: Change, before: K) -> K:
+    """A key that may do what another may, not yet with a secret of its own, for as long as that would have been good.
+    Raises Conflict where that has ended, or has a successor already."""
+    if before.revoked_at is not None or (before.expires_at is not None and before.expires_at <= change.at):
         raise Conflict("Only a key that is still valid can be rotated; make a new one.")
-    return msgspec.structs.replace(before, id=new_id("key"), rotated_from=before.id, created_at=now, version=1)
+    columns = store.keys.c
+    others = sa.select(columns.id, columns.expires_at, columns.revoked_at).where(columns.rotated_from == before.id)
+    last = (await change.connection.execute(others.order_by(columns.id.desc()).limit(1))).first()
+    if last is not None and last.revoked_at is None:
+        raise Conflict(f"This key has been rotated and ends soon: rotate its successor, {last.id}.")
+    made = msgspec.structs.replace(before, id=new_id("key"), rotated_from=before.id, created_at=change.at, version=1)
+    # Its own end is that of the overlap, where it has been rotated before.
+    return made if last is None else msgspec.structs.replace(made, expires_at=last.expires_at)
 
 
 def ending(before: K, overlap_s: int, now: int) -> K:

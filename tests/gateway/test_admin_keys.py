@@ -80,6 +80,19 @@ async def test_a_rotated_key_lives_on_beside_its_successor_for_the_overlap(desk)
     )
 
 
+async def test_a_key_is_rotated_once_and_its_successor_is_good_for_as_long_as_it_was(desk):
+    made = await desk.made("keys", {"tenant_id": await own_tenant(desk), "name": "ci"})
+    path, overlap = f"keys/{made['id']}/rotate", {"overlap_s": 3600}
+    successor = await desk.made(path, overlap)
+    again = await desk("POST", path, overlap)
+    assert (again.status, successor["id"] in again.body["detail"]) == (409, True)
+    assert (await desk("DELETE", f"keys/{successor['id']}")).status == 200
+    other = await desk.made(path, overlap)
+    assert (successor["expires_at"], other["expires_at"]) == (None, None)
+    admin = await desk.made("admin_keys", {"name": "ci", "role": "operator"})
+    assert [(await desk("POST", f"admin_keys/{admin['id']}/rotate", overlap)).status for _ in range(2)] == [201, 409]
+
+
 async def test_what_a_key_may_do_is_narrowed_and_changed_without_a_restart(desk):
     narrowing = {"models": ["other"], "limits": {"requests_per_minute": 5}}
     body = {"tenant_id": await own_tenant(desk), "name": "ci", "narrowing": narrowing}
