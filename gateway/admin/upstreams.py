@@ -278,6 +278,6 @@ ENDPOINTS = [
     Endpoint("GET", PATH, every, Page[Shown], READERS, query=UpstreamQuery),
     Endpoint("POST", PATH, create, Shown, OPERATORS, body=NewUpstream, status=201, changes=True),
     Endpoint("GET", _ONE, one, Shown, READERS),
-    Endpoint("PATCH", _ONE, update, Shown, OPERATORS, body=ChangedUpstream, changes=True),
+    Endpoint("PATCH", _ONE, update, Shown, OPERATORS, body=ChangedUpstream, changes=True, needs_match=True),
     Endpoint("DELETE", _ONE, delete, Shown, OPERATORS, changes=True),
 ]

@@ -44,9 +44,11 @@ async def test_one_is_made_changed_and_forgotten(front: Front):
         assert stale.status == 412
         changed = await desk("PATCH", "upstreams/far-1", {"weight": 2, "max_concurrent": 3}, if_match=made.etag)
         assert (changed.body["version"], changed.body["terms"]["weight"], changed.body["has_key"]) == (2, 2.0, True)
-        moved = await desk("PATCH", "upstreams/far-1", {"url": f"{other.url}/v1"})
+        moved = await desk("PATCH", "upstreams/far-1", {"url": f"{other.url}/v1"}, if_match=changed.etag)
         assert (moved.status, moved.fields()) == (400, ["key"])
-        moved = await desk("PATCH", "upstreams/far-1", {"url": f"{other.url}/v1", "key": None})
+        keyless = {"url": f"{other.url}/v1", "key": None}
+        assert (await desk("PATCH", "upstreams/far-1", keyless)).status == 428
+        moved = await desk("PATCH", "upstreams/far-1", keyless, if_match=changed.etag)
         assert (moved.status, moved.body["has_key"]) == (200, False)
         status, answer, _ = await front.post("/v1/chat/completions", ASKED)
         assert answer["choices"][0]["message"]["content"] == "other"
@@ -108,7 +110,7 @@ async def test_a_key_is_in_no_answer_no_log_no_table_and_outlives_the_gateway(op
             told.append(await desk("POST", "upstreams", body, idempotency_key="once"))
             told.append(await desk("GET", "upstreams"))
             told.append(await desk("GET", "audit_log?limit=500"))
-            told.append(await desk("PATCH", "upstreams/far-1", {"weight": 3}))
+            told.append(await desk("PATCH", "upstreams/far-1", {"weight": 3}, if_match="*"))
             far.scripts = [fails(500, f"bad key {SECRET}"), fails(400, f"no: {SECRET}")]
             told += [await front.post("/v1/chat/completions", ASKED) for _ in range(2)]
             told.append(await desk("GET", "upstreams/far-1"))
@@ -148,7 +150,7 @@ async def test_those_of_the_settings_are_shown_and_changed_there(open_front: Ope
             (listed,) = (await desk.got("upstreams"))["data"]
             assert (listed["name"], listed["origin"], listed["has_key"]) == ("far-1", "settings", True)
             assert SECRET not in str(listed)
-            assert (await desk("PATCH", "upstreams/far-1", {"weight": 2})).status == 409
+            assert (await desk("PATCH", "upstreams/far-1", {"weight": 2}, if_match="*")).status == 409
             assert (await desk("DELETE", "upstreams/far-1")).status == 409
             body = {"name": "far-1", "model": "far", "url": "http://127.0.0.1:9/v1"}
             assert (await desk("POST", "upstreams", body)).status == 409
