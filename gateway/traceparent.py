@@ -25,6 +25,9 @@ be: whoever has the one has the others."""
 TAIL = slice(-14, None)
 """Of either's trace id, the 56 bits that are random by level 2."""
 
+SAMPLED, RANDOM = 1, 2
+"""The flags that there are; the others are left out of what is passed on, as both levels have it."""
+
 _TRACEPARENT = re.compile(
     r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<parent>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})"
     r"(?P<more>-[ -~]*)?"
@@ -46,6 +49,8 @@ class Parent(NamedTuple):
     span_id: str
     """16 of them."""
     is_sampled: bool
+    is_random: bool = False
+    """The tail of the trace's id is, by level 2, and whoever goes on with the trace may rely on it."""
 
 
 def parent_of(traceparent: str) -> Parent | None:
@@ -56,7 +61,8 @@ def parent_of(traceparent: str) -> Parent | None:
         return None
     if found["trace"] == "0" * 32 or found["parent"] == "0" * 16:
         return None
-    return Parent(found["trace"], found["parent"], bool(int(found["flags"], 16) & 1))
+    flags = int(found["flags"], 16)
+    return Parent(found["trace"], found["parent"], bool(flags & SAMPLED), bool(flags & RANDOM))
 
 
 def parent_in(headers: CIMultiDictProxy[str]) -> Parent | None:
@@ -92,9 +98,9 @@ def baggage_of(headers: CIMultiDictProxy[str]) -> str:
     return ",".join(kept)
 
 
-def traceparent(trace_id: str, span_id: str, is_sampled: bool) -> str:
+def traceparent(trace_id: str, span_id: str, is_sampled: bool, is_random: bool = False) -> str:
     """Of a span of ours, for whoever it asks."""
-    return f"00-{trace_id}-{span_id}-{'01' if is_sampled else '00'}"
+    return f"00-{trace_id}-{span_id}-{SAMPLED * is_sampled | RANDOM * is_random:02x}"
 
 
 def context_of(request_id: str, said: str) -> str:

@@ -94,7 +94,7 @@ class Tracing:
     def _go_on(self, noted: Head, parent: Parent, request: web.Request) -> None:
         """With a trace that has begun elsewhere."""
         is_sampled = self.keeping.is_sampled(parent.trace_id, parent.is_sampled)
-        noted.traceparent = traceparent(parent.trace_id, noted.request_id[SPAN], is_sampled)
+        noted.traceparent = traceparent(parent.trace_id, noted.request_id[SPAN], is_sampled, parent.is_random)
         noted.parent_id = parent.span_id
         noted.state, noted.baggage = state_of(request.headers), baggage_of(request.headers)
         if is_sampled:

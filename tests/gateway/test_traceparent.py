@@ -26,8 +26,8 @@ def digits(num):
     [
         (f"00-{TRACE}-{SPAN}-01", Parent(TRACE, SPAN, True)),
         (f"00-{TRACE}-{SPAN}-00", Parent(TRACE, SPAN, False)),
-        (f"00-{TRACE}-{SPAN}-03", Parent(TRACE, SPAN, True)),
-        (f"00-{TRACE}-{SPAN}-fe", Parent(TRACE, SPAN, False)),
+        (f"00-{TRACE}-{SPAN}-03", Parent(TRACE, SPAN, True, True)),
+        (f"00-{TRACE}-{SPAN}-fe", Parent(TRACE, SPAN, False, True)),
         (f"01-{TRACE}-{SPAN}-01-more", Parent(TRACE, SPAN, True)),
         (f"cc-{TRACE}-{SPAN}-01", Parent(TRACE, SPAN, True)),
         (f"00-{TRACE}-{SPAN}-01-more", None),
@@ -55,11 +55,11 @@ def test_whatever_comes_is_a_whole_parent_or_none(header):
         assert set(parent.trace_id + parent.span_id) <= set(HEX)
 
 
-@given(digits(32), digits(16), st.booleans())
-def test_what_is_passed_on_is_what_came(trace_id, span_id, is_sampled):
-    parent = parent_of(traceparent(trace_id, span_id, is_sampled))
+@given(digits(32), digits(16), st.booleans(), st.booleans())
+def test_what_is_passed_on_is_what_came(trace_id, span_id, is_sampled, is_random):
+    parent = parent_of(traceparent(trace_id, span_id, is_sampled, is_random))
     if int(trace_id, 16) and int(span_id, 16):
-        assert parent == Parent(trace_id, span_id, is_sampled)
+        assert parent == Parent(trace_id, span_id, is_sampled, is_random)
     else:
         assert parent is None
 

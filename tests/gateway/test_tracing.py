@@ -154,6 +154,12 @@ async def test_whoever_asks_within_a_trace_has_it_go_on_here(open_front, collect
         assert [span.kind for span in collector.spans].count(2) == 1
 
 
+async def test_that_a_traces_id_is_random_is_passed_on_and_what_nobody_knows_is_not(open_front, collector):
+    async with open_front(tracing=tracing(collector)) as front:
+        headers, submit = await answered(front, {"traceparent": f"00-{TRACE}-{SPAN}-07"})
+        assert submit.traceparent == headers["traceresponse"] == f"00-{TRACE}-{headers['x-request-id'][20:36]}-03"
+
+
 @pytest.mark.parametrize(
     ("environ", "there", "absent"),
     [
