@@ -42,13 +42,18 @@ async def _written(running: Running, first: int) -> AsyncIterator[Sequence[bytes
 
 
 async def _stored(gw: Gateway, kept: Kept, first: int) -> AsyncIterator[Sequence[bytes]]:
-    """What the store says of one that another gateway writes, or that has ended."""
-    shelf, now = gw.responses.shelf, kept
+    """What the store says of one that another gateway writes, or that has ended. Who has heard more of it than is
+    stored, from a gateway that then lost it, is told its end all the same."""
+    shelf, now, asked = gw.responses.shelf, kept, first
     while True:
         if events := await _told(gw, partial(shelf.events, kept.id, first)):
             first += len(events)
             yield events
         if not now.is_open:
+            if first == asked and now.status in ("failed", "cancelled"):
+                number, end = await _told(gw, partial(shelf.end_of, kept.id))
+                if number + 1 < first:
+                    yield end
             return
         await gw.clock.sleep(FLUSH_S)
         found = await _told(gw, partial(shelf.find, kept.tenant_id, kept.id))

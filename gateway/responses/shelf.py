@@ -189,6 +189,17 @@ class Shelf(Shelving):
         return said
 
     @in_time
+    async def end_of(self, response_id: str) -> tuple[int, list[bytes]]:
+        """The number of the last event that is written down, and that event, if there is one."""
+        query = sa.select(told.c.first, told.c.events).where(told.c.response_id == response_id)
+        async with self._engine.connect() as connection:
+            found = (await connection.execute(query.order_by(told.c.first.desc()).limit(1))).first()
+        if found is None:
+            return -1, []
+        said = split(zlib.decompress(found.events))
+        return found.first + len(said) - 1, said[-1:]
+
+    @in_time
     async def end_elsewhere(self, kept: Kept, status: Status, error: ResponseError | None = None) -> bool:
         """Ends one that another gateway writes, or wrote; that one notices. False: it had ended already."""
         body = msgspec.structs.replace(kept.response(), status=status, error=error)

@@ -274,6 +274,10 @@ async def test_what_nobody_writes_after_a_start_has_failed(open_front, tmp_path)
         assert (failed.status, failed.error.message) == ("failed", LOST.message)
         (event,) = await whole(await front.client.responses.retrieve(response_id, stream=True))
         assert (event.type, event.response) == ("response.failed", failed)
+        # Who had heard more than was stored hears that, too; who has heard that, nothing.
+        for last, rest in ((7, [event]), (event.sequence_number, [])):
+            told = await front.client.responses.retrieve(response_id, stream=True, starting_after=last)
+            assert await whole(told) == rest
 
 
 async def test_a_shutdown_fails_what_is_being_written_in_so_many_words(open_front):
