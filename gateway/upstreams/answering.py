@@ -138,7 +138,7 @@ class Answering:
     async def _read(self, asking: Asking) -> None:
         """Raises Trouble."""
         try:
-            if self._call.asked.kind in ("embeddings", "rerank"):
+            if self._call.asked.num_vectors:
                 await self._read_vectors(asking)
             else:
                 await self._read_words(asking)

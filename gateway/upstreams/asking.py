@@ -49,6 +49,11 @@ class Asked(msgspec.Struct, frozen=True):
     """Headers that say which trace it belongs to; none where it is not traced."""
 
     @property
+    def num_vectors(self) -> int:
+        """Scores are some, too."""
+        return self.num_sequences if self.kind in ("embeddings", "rerank") else 0
+
+    @property
     def identity(self) -> str:
         """Of all that its answer depends on."""
         fields = _canonical([self.kind, {**self.fields, "seed": None}, self.fields.get("seed") is not None])

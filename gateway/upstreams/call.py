@@ -123,7 +123,7 @@ class Asking:
         if context:
             self._stay = call.stay(server.name, self.began_at)
             context = {**context, "traceparent": below(context["traceparent"], self._stay.span_id)}
-        self._texts = client.ask(server.known, PATHS[asked.kind], body, asked.streams, context)
+        self._texts = client.ask(server.known, PATHS[asked.kind], body, asked.streams, context, asked.num_vectors)
         self.first: asyncio.Task[bytes | None] = asyncio.create_task(self._first())
 
     async def texts(self) -> AsyncIterator[bytes]:

@@ -18,6 +18,8 @@ from gateway.upstreams.known import Known
 
 MAX_CONNECTIONS = 4096
 """To all upstreams together."""
+VECTORS_AN_ANSWER = 256
+"""For each so many of them an answer may have ``max_answer_bytes`` again: 128 KiB a vector, where those are 32 MiB."""
 MAX_ERROR_BYTES = 64 << 10
 """Of an answer that is an error."""
 KEEP_S = 60.0
@@ -48,11 +50,18 @@ class Client:
         await self._session.close()
 
     async def ask(
-        self, upstream: Known, path: str, body: bytes, streams: bool, context: Mapping[str, str] = NO_CONTEXT
+        self,
+        upstream: Known,
+        path: str,
+        body: bytes,
+        streams: bool,
+        context: Mapping[str, str] = NO_CONTEXT,
+        num_vectors: int = 0,
     ) -> AsyncIterator[bytes]:
         """The JSON texts that it answers with; after the last of a stream, "[DONE]", if it says so. Raises Trouble.
-        ``context``: headers that say which trace it belongs to."""
+        ``context``: headers that say which trace it belongs to; ``num_vectors``: that are asked for."""
         terms = upstream.terms
+        max_bytes = terms.max_answer_bytes * max(1, -(-num_vectors // VECTORS_AN_ANSWER))
         first_s = terms.first_byte_timeout_s if streams else terms.timeout_s
         ends_at = asyncio.get_running_loop().time() + terms.timeout_s
         try:
@@ -68,7 +77,7 @@ class Client:
                     if response.status != 200:
                         raise failures.of_status(response.status, response.headers, await _error_of(response, upstream))
                 is_stream = response.content_type == "text/event-stream"
-                texts = _events(response, upstream) if is_stream else _whole(response, upstream, first_s)
+                texts = _events(response, upstream) if is_stream else _whole(response, max_bytes, first_s)
                 while (text := await _next_of(texts, ends_at)) is not None:
                     yield text
         except TimeoutError:
@@ -162,12 +171,12 @@ async def _lines(response: aiohttp.ClientResponse, upstream: Known) -> AsyncIter
         yield rest
 
 
-async def _whole(response: aiohttp.ClientResponse, upstream: Known, idle_s: float) -> AsyncIterator[bytes]:
+async def _whole(response: aiohttp.ClientResponse, max_bytes: int, idle_s: float) -> AsyncIterator[bytes]:
     chunks, num_bytes = [], 0
     while chunk := await _chunk(response, idle_s):
         num_bytes += len(chunk)
-        if num_bytes > upstream.terms.max_answer_bytes:
-            raise failures.garbage(f"it was longer than {upstream.terms.max_answer_bytes} bytes")
+        if num_bytes > max_bytes:
+            raise failures.garbage(f"it was longer than {max_bytes} bytes")
         chunks.append(chunk)
     yield b"".join(chunks)
 

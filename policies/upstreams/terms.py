@@ -65,7 +65,7 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     timeout_s: Seconds = 600.0
     """Of a whole answer."""
     max_answer_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = 32 << 20
-    """Of one answer; what is longer is cut off."""
+    """Of one answer, or of each 256 vectors of one; what is longer is cut off."""
     max_retries: Annotated[int, Meta(ge=0, le=10)] = 2
     """So often a request that was not answered at all is sent again, here or to another one."""
     retry_share: Annotated[float, Meta(ge=0, le=1)] = 0.2

@@ -378,3 +378,20 @@ async def test_room_at_one_that_stands_in_for_another_goes_to_whoever_has_waited
             gap.set()
             assert [text for text, _ in await asyncio.gather(*calls)] == ["one two"] * 3
             assert [body["messages"][0]["content"] for body in there.bodies] == ["0", "1", "2"]
+
+
+async def test_an_answer_of_many_vectors_may_be_longer_than_others(open_front):
+    terms = {"kinds": ("embeddings",), "max_answer_bytes": 1 << 15, "max_retries": 0}
+    async with elsewhere() as far, open_front(upstreams=(far.upstream(**terms),)) as front:
+
+        async def answer(heard):
+            vector = [0.123456789] * 10
+            return web.json_response({"data": [{"index": i, "embedding": vector} for i in range(num_given)]})
+
+        far.always = answer
+        num_given = 257
+        found = await front.client.embeddings.create(model="far", input=["a"] * 257)
+        assert len(found.data) == 257
+        num_given = 1000
+        status, refused, _ = await front.post("/v1/embeddings", {"model": "far", "input": ["a"] * 256})
+        assert (status, refused["error"]["code"]) == (502, "upstream_failed")
