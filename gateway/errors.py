@@ -240,18 +240,26 @@ class SlowDown(ServiceUnavailable):
 
 
 class StoreUnavailable(ServiceUnavailable):
-    """The database of tenants, keys and policies cannot be reached. Only the administration asks it."""
+    """The database of tenants, keys and policies, and of files and batches, cannot be reached."""
 
     code = "store_unavailable"
 
-    def __init__(self, *, is_change: bool) -> None:
+    @classmethod
+    def for_clients(cls, is_change: bool) -> StoreUnavailable:
+        """Of a tenant, who asks for its files and batches."""
+        unsure = " A change that was under way may have been made." if is_change else ""
+        return cls(f"Files and batches cannot be reached at the moment. Please try again.{unsure}", retry_after_s=1.0)
+
+    @classmethod
+    def for_operators(cls, is_change: bool) -> StoreUnavailable:
+        """Whoever administers, and can do something about it."""
         what = "so this can be neither done nor looked up" if is_change else "so this cannot be looked up"
         again = "send this again" + (
             "; a change that was under way may have been made, which the same Idempotency-Key makes safe to repeat"
             if is_change
             else ""
         )
-        super().__init__(
+        return cls(
             f"The database cannot be reached, {what} now; answers for tenants go on without it. Check that PostgreSQL "
             f"runs and that this gateway reaches it at store.url, then {again}.",
             retry_after_s=1.0,

@@ -47,4 +47,4 @@ async def changing(rooms: Store) -> AsyncIterator[AsyncConnection]:
 
 
 def _unavailable(error: SQLAlchemyError | OSError, is_change: bool) -> Exception:
-    return errors.StoreUnavailable(is_change=is_change) if is_away(error) else error
+    return errors.StoreUnavailable.for_clients(is_change) if is_away(error) else error

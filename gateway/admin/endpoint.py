@@ -155,7 +155,7 @@ class Endpoint:
         except (SQLAlchemyError, OSError) as error:
             if not is_away(error):
                 raise
-            raise StoreUnavailable(is_change=self.changes) from error
+            raise StoreUnavailable.for_operators(self.changes) from error
         ask = Ask(gw, request, caller, self._query_of(request), await self._body_of(gw, request), look)
         if self.needs_match and not matched_by(request):
             raise MatchRequired(
@@ -178,7 +178,7 @@ class Endpoint:
         except (SQLAlchemyError, OSError) as error:  # TimeoutError is an OSError
             if not is_away(error):
                 raise
-            raise StoreUnavailable(is_change=self.changes) from error
+            raise StoreUnavailable.for_operators(self.changes) from error
         await change.tell(gw)
         return response
 

@@ -91,7 +91,7 @@ async def _stream(request: web.Request, data: Any, headers: dict[str, str]) -> w
             await response.write(chunk)
     except Broken as error:
         if response is None:
-            raise StoreUnavailable(is_change=False) from error
+            raise StoreUnavailable.for_operators(False) from error
         # What came is not all: a connection that breaks off says so, a proper end would not.
         assert request.transport is not None
         request.transport.abort()

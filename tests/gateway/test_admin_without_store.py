@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from gateway import store
-from gateway.errors import StoreUnavailable
 from policies import settings
 from tests.builders import PATIENCE_S
+from tests.gateway.conftest import KEY
 from tests.gateway.desk import Desk, Reply
 
 
@@ -44,6 +44,12 @@ async def test_what_needs_the_database_is_refused_and_the_rest_goes_on(desk, fra
         assert says_what_to_do(reply), (path, reply)
     openais = await desk("GET", "/v1/organization/projects")
     assert (openais.status, openais.body["error"]["code"]) == (503, "store_unavailable")
+    # Whose clients can do nothing about it hear that they may try again, and nothing of how it is made.
+    for method, path in (("GET", "files"), ("GET", "batches"), ("POST", "batches/batch_1/cancel")):
+        reply = await desk(method, f"/v1/{path}", key=KEY)
+        error = reply.body["error"]
+        assert (reply.status, error["code"], reply.headers["retry-after"]) == (503, "store_unavailable", "1")
+        assert error["message"] == "Files and batches cannot be reached at the moment. Please try again."
 
     assert (await desk("GET", "queues")).status == 200
     assert (await desk("GET", "workers")).status == 200
@@ -96,4 +102,3 @@ async def test_what_is_wrong_with_a_statement_is_no_absence(postgres):
         async with engine.connect():
             pass
     assert store.is_away(failed.value)
-    assert StoreUnavailable(is_change=False).status == 503

@@ -298,7 +298,7 @@ async def test_results_are_there_although_nobody_heard_that_the_batch_was_commit
         ended = await finish(book, *what, **values)
         num_ended += 1
         if num_ended == 1:
-            raise StoreUnavailable(is_change=True)
+            raise StoreUnavailable.for_clients(True)
         await asyncio.sleep(1.0)
         return ended
 
