@@ -31,6 +31,7 @@ from gateway.batches.outputs import Ending
 from gateway.batches.pace import TICK_S, Course, Pace
 from gateway.batches.reading import Index, LostIndex, read
 from gateway.entrance import Endpoint
+from gateway.files import DAMAGED
 from gateway.house import Gateway
 from gateway.ledger import Entry
 from gateway.reply import Keeper
@@ -169,7 +170,7 @@ class Run:
                 await self._recover()
             except msgspec.DecodeError as error:
                 log.critical("batch %s: %s is damaged and was left as it is: %s", batch.id, path, error)
-                return await self._refuse("internal_error", "What had become of its lines cannot be read any more.")
+                return await self._refuse(DAMAGED, "What had become of its lines cannot be read any more.")
             self._is_recovered = True
             if batch.in_progress_at is None:
                 models = self._index.models

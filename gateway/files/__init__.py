@@ -46,6 +46,8 @@ MAX_ASKED = 500
 """Ids in one statement."""
 MAX_PART_BYTES = 64 << 20
 """Of a file that comes in parts (``uploads``), one of them."""
+DAMAGED = "internal_error"
+"""What a batch failed by whose journal could not be read."""
 OVER = ("completed", "failed", "expired", "cancelled")
 """Statuses of batches that need their input no more."""
 _ID = re.compile("file-[0-9a-f]{24}")
@@ -298,14 +300,15 @@ class Files:
                 await asyncio.to_thread(self._unlink, orphans, now)
 
     async def _sweep_journals(self, now: int) -> None:
-        """Those of batches that were over when their gateway was killed; that of a failed one may be damaged, and has
-        been left for whoever looks into it."""
-        columns, ended = store.batches.c, [status for status in OVER if status != "failed"]
+        """Those of batches that were over when their gateway was killed; one that is damaged has been left for whoever
+        looks into it."""
+        columns = store.batches.c
+        is_damaged = sa.func.coalesce(columns.errors, "").contains(f'"code":"{DAMAGED}"', autoescape=True)
         old = await asyncio.to_thread(self._older_than, now - FORGOTTEN_S, "batch_*.journal")
         for start in range(0, len(old), MAX_ASKED):
             asked = [name.removesuffix(".journal") for name in old[start : start + MAX_ASKED]]
             async with reading(self._rooms) as connection:
-                query = sa.select(columns.id).where(columns.id.in_(asked), columns.status.in_(ended))
+                query = sa.select(columns.id).where(columns.id.in_(asked), columns.status.in_(OVER), ~is_damaged)
                 over = (await connection.execute(query)).scalars().all()
             for batch_id in over:
                 await asyncio.to_thread((self.directory / f"{batch_id}.journal").unlink, missing_ok=True)

@@ -280,13 +280,15 @@ async def test_a_journal_that_a_killed_gateway_left_behind_the_end_of_its_batch_
     with houses.running(tmp_path / "data", command) as house:
         async with house.client() as client:
             batch = await over(client, await begun(client, lines(1)))
-        left, of_nobody = (house.gw.files.directory / f"{name}.journal" for name in (batch.id, f"batch_{0:024x}"))
-    for path in (left, of_nobody):
+            failed = await over(client, await begun(client, [line("a", model="nobody's")]))
+        ids = batch.id, failed.id, f"batch_{0:024x}"
+        *left, of_nobody = (house.gw.files.directory / f"{name}.journal" for name in ids)
+    for path in (*left, of_nobody):
         path.touch()
         os.utime(path, (1, 1))
     with houses.running(tmp_path / "data", command):
-        await until(lambda: not left.exists())
-    assert of_nobody.exists()
+        await until(lambda: not any(path.exists() for path in left))
+    assert (failed.status, of_nobody.exists()) == ("failed", True)
 
 
 async def test_results_are_there_although_nobody_heard_that_the_batch_was_committed_as_over(tmp_path, monkeypatch):
@@ -296,6 +298,9 @@ async def test_results_are_there_although_nobody_heard_that_the_batch_was_commit
     async def unheard(book: Book, *what: Any, **values: Any) -> Any:
         nonlocal num_ended
         ended = await finish(book, *what, **values)
+    os.utime(path, (1, 1))
+    with houses.running(tmp_path / "data", command) as house:
+        await house.inside(house.gw.files.sweep())
         num_ended += 1
         if num_ended == 1:
             raise StoreUnavailable.for_clients(True)
