@@ -29,7 +29,11 @@ Ending = Literal["completed", "cancelled", "expired", "failed"]
 REASONS = {
     "cancelled": ("batch_cancelled", "This request could not be executed before the batch was cancelled."),
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
-    "failed": ("invalid_api_key", "The key that made the batch has been revoked or has expired."),
+    "failed": (
+        "invalid_api_key",
+        "The key that made the batch opens nothing any more: it was revoked, it has expired, or its project was"
+        " disabled.",
+    ),
 }
 """Why lines were never asked: a code of OpenAI's where there is one."""
 

@@ -16,7 +16,9 @@ from typing import Any
 import msgspec
 import openai
 import pytest
+import sqlalchemy as sa
 
+from gateway import store
 from gateway.batches import run
 from gateway.batches.book import Book
 from gateway.batches.journal import Record
@@ -26,7 +28,7 @@ from policies.policy import Budget, Limits, Policy
 from policies.pricelist import Proposed
 from tests import house as houses
 from tests.batches import PRICE, admin, another_key, begun, line, lines, outputs, over, when
-from tests.builders import scripted, until
+from tests.builders import PATIENCE_S, scripted, until
 
 
 async def test_limits_are_waited_for_and_leave_room_for_requests_that_somebody_waits_for(start_house):
@@ -74,6 +76,32 @@ async def test_a_revoked_key_stops_its_batch(start_house):
     assert (batch.status, batch.errors.data[0].code) == ("failed", "invalid_api_key")
     assert {one["error"]["code"] for one in unasked} == {"invalid_api_key"}
     assert len(answered) + len(unasked) == 300
+
+
+async def test_a_batch_of_a_disabled_tenant_says_so(start_house):
+    house = start_house("--tokens-per-step", 1, "--step-s", 0.02, batches=settings.Batches(max_in_flight=4))
+    made = await another_key(house, is_stranger=True)
+
+    async def disabled(is_disabled: bool) -> None:
+        url, change = f"/admin/v1/tenants/{made['tenant_id']}", {"disabled": is_disabled}
+        async with house.http(house.admin_key) as session:
+            assert (await session.patch(url, json=change, headers={"if-match": "*"})).status == 200
+
+    async def is_over() -> bool:
+        async with house.gw.store.engine.connect() as connection:
+            return (await connection.execute(sa.select(store.batches.c.failed_at))).scalar() is not None
+
+    async with house.client(made["key"]) as client:
+        batch = await begun(client, lines(300))
+        await when(client, batch, lambda batch: batch.request_counts.completed >= 4)
+        await disabled(True)
+        async with asyncio.timeout(PATIENCE_S):
+            while not await house.inside(is_over()):  # noqa: ASYNC110 (it tells nobody)
+                await asyncio.sleep(0.02)
+        await disabled(False)
+        batch = await client.batches.retrieve(batch.id)
+    assert (batch.status, batch.errors.data[0].code) == ("failed", "invalid_api_key")
+    assert "or its project was disabled" in batch.errors.data[0].message
 
 
 async def test_a_worker_that_dies_and_one_that_refuses_fail_no_line(start_house, tmp_path):
@@ -241,6 +269,9 @@ async def test_a_batch_whose_journal_is_damaged_fails_with_as_many_lines_as_it_h
         async with house.client() as client:
             batch = await over(client, batch)
     assert (batch.status, batch.errors.data[0].code, batch.request_counts.total) == ("failed", "internal_error", 100)
+    os.utime(path, (1, 1))
+    with houses.running(tmp_path / "data", command) as house:
+        await house.inside(house.gw.files.sweep())
     assert path.exists()
 
 
@@ -298,9 +329,6 @@ async def test_results_are_there_although_nobody_heard_that_the_batch_was_commit
     async def unheard(book: Book, *what: Any, **values: Any) -> Any:
         nonlocal num_ended
         ended = await finish(book, *what, **values)
-    os.utime(path, (1, 1))
-    with houses.running(tmp_path / "data", command) as house:
-        await house.inside(house.gw.files.sweep())
         num_ended += 1
         if num_ended == 1:
             raise StoreUnavailable.for_clients(True)
