@@ -295,6 +295,15 @@ class Book:
                 await self._files.note(connection, file)
         return Batch(*row)
 
+    async def fail(self, batch_id: str, **values: Any) -> Batch:
+        """As ``finish``, for one that has written nothing: unless it was cancelled, also a moment ago, it has
+        failed."""
+        is_cancelled, now = columns.status == "cancelling", sa.literal(int(self.wall()), sa.BigInteger)
+        values["status"] = sa.case((is_cancelled, "cancelled"), else_="failed")
+        values["cancelled_at"] = sa.case((is_cancelled, now), else_=None)
+        values["failed_at"] = sa.case((is_cancelled, None), else_=now)
+        return await self.finish(batch_id, [], **values)
+
     async def release(self, batch_id: str | None = None) -> None:
         """Whoever wants it may have it; None: all that are this gateway's."""
         statement = sa.update(store.batches).where(columns.owner == self._owner)

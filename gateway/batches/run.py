@@ -207,11 +207,7 @@ class Run:
 
     async def _fail(self, wrong: list[openai.BatchError], num_lines: int) -> Batch:
         """No line was asked."""
-        now = int(self._book.wall())
-        values = {"status": "failed", "failed_at": now, "errors": outputs.as_text(wrong), "num_lines": num_lines}
-        if self.batch.status == "cancelling":
-            values |= {"status": "cancelled", "cancelled_at": now, "failed_at": None}
-        return await self._book.finish(self.batch.id, [], **values)
+        return await self._book.fail(self.batch.id, errors=outputs.as_text(wrong), num_lines=num_lines)
 
     async def _recover(self) -> None:
         """What was written before counts, and has its rows."""

@@ -104,6 +104,33 @@ async def test_a_batch_of_a_disabled_tenant_says_so(start_house):
     assert "or its project was disabled" in batch.errors.data[0].message
 
 
+async def test_a_batch_that_is_cancelled_while_it_is_read_has_not_failed(start_house, monkeypatch):
+    """At another gateway, of which this one has not heard."""
+    is_reading, may_end, read = threading.Event(), threading.Event(), run.read
+
+    def slowly(*given: Any) -> Any:
+        is_reading.set()
+        may_end.wait()
+        return read(*given)
+
+    async def cancel() -> None:
+        async with house.gw.store.engine.begin() as connection:
+            await connection.execute(sa.update(store.batches).values(status="cancelling", cancelling_at=1))
+
+    monkeypatch.setattr(run, "read", slowly)
+    house = start_house("--tokens-per-step", 4)
+    async with house.client() as client:
+        batch = await begun(client, [line("a", model="nobody's")])
+        try:
+            await until(is_reading.is_set)
+            await house.inside(cancel())
+        finally:
+            may_end.set()
+        batch = await over(client, batch)
+    assert (batch.status, batch.failed_at, batch.cancelled_at > 1) == ("cancelled", None, True)
+    assert batch.errors.data[0].code == "model_not_found"
+
+
 async def test_a_worker_that_dies_and_one_that_refuses_fail_no_line(start_house, tmp_path):
     house = start_house(
         *("--tokens-per-step", 1, "--fault", "die", "--after", 20, "--once", tmp_path / "died"),
