@@ -120,6 +120,8 @@ class Endpoint:
     """The type of the answer's body."""
     roles: tuple[str, ...]
     query: Any = Nothing
+    repeated: tuple[str, ...] = ()
+    """Parameters that may be given several times, whose values its query has as a tuple."""
     body: Any = Nothing
     status: int = 200
     changes: bool = False
@@ -202,10 +204,12 @@ class Endpoint:
         return gw.auth.reader_of(request, self.tenants_scope, *self.roles)
 
     def _query_of(self, request: web.Request) -> Any:
-        values = dict(request.query)
-        if len(values) < len(request.query):
-            twice = next(name for name in values if len(request.query.getall(name)) > 1)
-            raise Invalid.of([(twice, "is given twice")])
+        values: dict[str, Any] = {}
+        for name in request.query:
+            given = request.query.getall(name)
+            if len(given) > 1 and name not in self.repeated:
+                raise Invalid.of([(name, "is given twice")])
+            values[name] = given if name in self.repeated else given[0]
         try:
             return msgspec.convert(values, self.query, strict=False)
         except msgspec.ValidationError as error:

@@ -27,10 +27,14 @@ MAX_SPANS = {"minute": 31 * 1440, "hour": 366 * 24, "day": 100 * 366}
 """That one question may be about."""
 MAX_VALUES = 100
 MAX_LINES = 1000
+REPEATED = ("group_by", *WORDS)
+"""Parameters that may be given several times."""
 UNITS = {"request": "requests", "engine_second": "microseconds"}
 """Of quantities; the others are tokens."""
-Values = Annotated[str, Meta(min_length=1, max_length=16_384, pattern=r"^[^\x00-\x1f\x7f]+$(?!\n)")]
-"""One, or several with commas between them."""
+Value = Annotated[str, Meta(min_length=1, max_length=16_384, pattern=r"^[^\x00-\x1f\x7f]+$(?!\n)")]
+Values = Annotated[tuple[Value, ...], Meta(max_length=MAX_VALUES)]
+"""One, or several: the parameter is given again for each. Those that can have no comma in them, which is all but
+models, may also stand in one with commas between them."""
 
 
 class UsageQuery(Written, frozen=True, kw_only=True):
@@ -43,8 +47,7 @@ class UsageQuery(Written, frozen=True, kw_only=True):
     bucket: Literal["minute", "hour", "day"] = "day"
     """How long the spans are, which begin at whole ones in UTC."""
     group_by: Values | None = None
-    """Words, with commas between them: tenant_id, key_id, model, endpoint, sla_class, service_tier, cache,
-    price_version."""
+    """Words: tenant_id, key_id, model, endpoint, sla_class, service_tier, cache, price_version."""
     tenant_id: Values | None = None
     key_id: Values | None = None
     model: Values | None = None
@@ -237,7 +240,7 @@ async def _question(ask: Ask[UsageQuery, Nothing]) -> Question:
     if num_spans > (most := MAX_SPANS[query.bucket]):
         what = f"ask for a shorter time, or for a longer one than the {query.bucket}"
         raise Invalid.of([("bucket", f"there are {num_spans} of them, more than {most}: {what}")])
-    group_by = tuple(_values("group_by", query.group_by))
+    group_by = () if query.group_by is None else tuple(_values("group_by", query.group_by))
     for word in group_by:
         if word not in WORDS:
             raise Invalid.of([("group_by", f"there is no {word!r}; it knows {', '.join(WORDS)}")])
@@ -249,8 +252,8 @@ async def _question(ask: Ask[UsageQuery, Nothing]) -> Question:
     return Question(since=since, until=until, width_s=WIDTH_OF[query.bucket], group_by=group_by, only=only)
 
 
-def _values(name: str, given: str | None) -> list[str]:
-    values = [] if given is None else given.split(",")
+def _values(name: str, given: tuple[str, ...]) -> list[str]:
+    values = list(given) if name == "model" else ",".join(given).split(",")
     if "" in values:
         raise Invalid.of([(name, "has a comma too many")])
     if len(values) > MAX_VALUES:
@@ -269,6 +272,6 @@ async def _check_known(ask: Ask[Any, Any], name: str, table: sa.Table, ids: Sequ
 
 
 ENDPOINTS = [
-    Endpoint("GET", "/admin/v1/usage", usage, UsagePage, READERS, query=UsageQuery),
-    Endpoint("GET", "/admin/v1/costs", costs, CostPage, READERS, query=UsageQuery),
+    Endpoint("GET", "/admin/v1/usage", usage, UsagePage, READERS, query=UsageQuery, repeated=REPEATED),
+    Endpoint("GET", "/admin/v1/costs", costs, CostPage, READERS, query=UsageQuery, repeated=REPEATED),
 ]

@@ -127,6 +127,24 @@ async def test_lines_come_in_pages_without_gaps_or_repetitions(front, desk):
     assert pages == whole
 
 
+async def test_several_are_chosen_by_a_parameter_that_is_given_again_and_a_model_may_have_a_comma(front, desk):
+    models = ["large", "large,fast", "fast"]
+    rows = [a_row(MONDAY, model=model, tenant_id=await own_tenant(front)) for model in models]
+    await write_chain(front.gw.store, *rows, a_row(MONDAY, model="fast", endpoint="/v1/embeddings"))
+
+    async def chosen(what: str) -> list[tuple[str, str]]:
+        lines = (await desk.got(f"usage?since={MONDAY}&until={MONDAY + DAY_S}&group_by=model,endpoint&{what}"))["data"]
+        return [(line["group"]["model"], line["group"]["endpoint"]) for line in lines]
+
+    chats, vectors = "/v1/chat/completions", "/v1/embeddings"
+    assert await chosen("model=large,fast") == [("large,fast", chats)]
+    assert await chosen("model=large&model=large,fast") == [("large", chats), ("large,fast", chats)]
+    assert await chosen("model=large&model=fast&endpoint=" + vectors) == [("fast", vectors)]
+    both = [("fast", chats), ("fast", vectors)]
+    assert await chosen(f"model=fast&endpoint={chats},{vectors}") == both
+    assert await chosen(f"model=fast&endpoint={chats}&endpoint={vectors}") == both
+
+
 @pytest.mark.parametrize(
     ("query", "field"),
     [
@@ -146,8 +164,9 @@ async def test_lines_come_in_pages_without_gaps_or_repetitions(front, desk):
         ("since=0&until=100&group_by=" + ",".join(["model"] * 101), "group_by"),
         ("since=0&until=100&tenant_id=ten_none", "tenant_id"),
         ("since=0&until=100&key_id=key_none", "key_id"),
-        ("since=0&until=100&model=a%00b", "model"),
-        ("since=0&until=100&model=a&model=b", "model"),
+        ("since=0&until=100&model=a%00b", "model[0]"),
+        ("since=0&until=100&" + "&".join(["model=a"] * 101), "model"),
+        ("since=0&until=100&bucket=day&bucket=day", "bucket"),
         ("since=0&until=100&limit=0", "limit"),
         ("since=0&until=100&limit=1001", "limit"),
         ("since=0&until=100&after=nonsense", "after"),
