@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,7 +14,7 @@ from msgspec import Meta
 from gateway import store
 from gateway.admin.change import Change
 from gateway.admin.endpoint import OPERATORS, READERS, Ask, Endpoint, Nothing
-from gateway.admin.pages import Page, PageQuery, listed
+from gateway.admin.pages import BAD_CURSOR, Page, PageQuery, listed
 from gateway.admin.problems import Invalid, NotThere
 from gateway.admin.words import Id, Instant, Written
 from gateway.ledger import Entry, closing, corrections
@@ -21,6 +24,7 @@ from policies.policy import Name
 
 Difference = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 Reason = Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"^[^\x00]*$(?!\n\x00)")]
+Place = Annotated[int, Meta(ge=0, le=2**53)]
 Word = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$(?!\n)")]
 
 
@@ -77,6 +81,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 class RowQuery(PageQuery, frozen=True, kw_only=True):
     """``order`` is by the time of settling."""
+
+    after: Annotated[str, Meta(max_length=4096)] | None = None
+    """``next_cursor`` of the page before. No row is on two pages; in "asc" those added meanwhile are on a later one."""
 
     tenant_id: Id | None = None
     key_id: Id | None = None
@@ -135,6 +142,16 @@ class ClosedDay(msgspec.Struct, frozen=True, kw_only=True):
     closed_at: int
 
 
+class Given(msgspec.Struct, frozen=True, array_like=True, tag="ledger"):
+    """Up to where rows were given. Within a second each gateway still adds rows to a chain of its own, so it is said
+    for each of them."""
+
+    order: Literal["asc", "desc"]
+    settled_at: Instant
+    positions: dict[Place, Place]
+    """By chain, of those that have given rows of this second."""
+
+
 async def rows(ask: Ask[RowQuery, Nothing]) -> Page[Row]:
     """List rows of the ledger."""
     query, columns, statement = ask.query, store.ledger.c, sa.select(store.ledger)
@@ -151,11 +168,17 @@ async def rows(ask: Ask[RowQuery, Nothing]) -> Page[Row]:
         statement = statement.where(columns.settled_at >= query.since)
     if query.until is not None:
         statement = statement.where(columns.settled_at < query.until)
-    currency = ask.gw.settings.billing.currency
+    given = None if query.after is None else _unpacked(query)
+    if given is not None:
+        statement = statement.where(_behind(given))
+    places = (columns.settled_at, columns.chain, columns.position)
+    ordered = statement.order_by(*(place if query.order == "asc" else place.desc() for place in places))
     async with ask.reading() as connection:
-        return await listed(
-            connection, query, statement, (columns.settled_at, columns.request_id), lambda row: shaped(row, currency)
-        )
+        found = (await connection.execute(ordered.limit(query.limit + 1))).all()
+    page, has_more, currency = found[: query.limit], len(found) > query.limit, ask.gw.settings.billing.currency
+    return Page(
+        [shaped(row, currency) for row in page], has_more, _packed(query.order, page, given) if has_more else None
+    )
 
 
 async def state(ask: Ask[Nothing, Nothing]) -> State:
@@ -195,6 +218,37 @@ async def days(ask: Ask[PageQuery, Nothing]) -> Page[ClosedDay]:
     """List closed days with their digests."""
     async with ask.reading() as connection:
         return await listed(connection, ask.query, sa.select(store.ledger_days), store.ledger_days.c.day, _of_day)
+
+
+def _packed(order: Literal["asc", "desc"], page: Sequence[Any], before: Given | None) -> str:
+    at = page[-1].settled_at
+    known = before.positions if before is not None and before.settled_at == at else {}
+    of_page = {row.chain: row.position for row in page if row.settled_at == at}
+    return base64.urlsafe_b64encode(msgspec.json.encode(Given(order, at, known | of_page))).decode()
+
+
+def _unpacked(query: RowQuery) -> Given:
+    """Raises Invalid."""
+    try:
+        raw = base64.b64decode((query.after or "").encode("ascii"), altchars=b"-_", validate=True)
+        given = msgspec.json.decode(raw, type=Given)
+        if given.order == query.order:
+            return given
+    except (UnicodeError, binascii.Error, msgspec.DecodeError):
+        pass
+    raise Invalid.of([("after", BAD_CURSOR)])
+
+
+def _behind(given: Given) -> sa.ColumnElement[bool]:
+    columns, is_up = store.ledger.c, given.order == "asc"
+    at, position = columns.settled_at, columns.position
+    was_given = [
+        sa.and_(columns.chain == chain, position <= last if is_up else position >= last)
+        for chain, last in given.positions.items()
+    ]
+    of_its_second = sa.and_(at == given.settled_at, sa.not_(sa.or_(sa.false(), *was_given)))
+    from_it_on = at >= given.settled_at if is_up else at <= given.settled_at  # which the index finds
+    return sa.and_(from_it_on, sa.or_(at != given.settled_at, of_its_second))
 
 
 def shaped(row: Any, currency: str) -> Row:

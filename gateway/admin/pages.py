@@ -17,6 +17,7 @@ from gateway.admin.problems import Invalid
 T = TypeVar("T")
 
 MAX_LIMIT = 500
+BAD_CURSOR = "is no cursor of this list in this order; give the next_cursor of a page of it"
 Key = Annotated[str, Meta(max_length=256, pattern=r"^[^\x00]+$")] | Annotated[int, Meta(ge=0, le=2**53)]
 """What a list is ordered by."""
 
@@ -78,4 +79,4 @@ def _place(query: PageQuery, kind: str, columns: tuple[sa.Column[Any], ...]) -> 
             return list(last)
     except (UnicodeError, binascii.Error, msgspec.DecodeError):
         pass
-    raise Invalid.of([("after", "is no cursor of this list in this order; give the next_cursor of a page of it")])
+    raise Invalid.of([("after", BAD_CURSOR)])
