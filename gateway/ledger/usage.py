@@ -53,6 +53,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Of WORDS and BATCH; a line for each combination that there is."""
     only: Mapping[str, Sequence[str]] = {}
     """Of the same, the values that count."""
+    without: Mapping[str, Sequence[str]] = {}
+    """Likewise those that do not."""
     with_charges: bool = False
     """Also what the cost was for, which takes longer."""
 
@@ -284,7 +286,8 @@ def _chains_with_a_tail() -> sa.Select[Any]:
 
 
 def _chosen(columns: Any, question: Question) -> list[sa.ColumnElement[bool]]:
-    return [_column(columns, word).in_(values) for word, values in question.only.items()]
+    chosen = [_column(columns, word).in_(values) for word, values in question.only.items()]
+    return [*chosen, *(_column(columns, word).not_in(values) for word, values in question.without.items())]
 
 
 def _column(columns: Any, word: str) -> sa.ColumnElement[str]:

@@ -1,11 +1,14 @@
 """Usage and costs in OpenAI's words, so that its own client reads them. A tenant's own key reads those of its project.
 
-What OpenAI counts and nobody here has (users, audio, images) is zero or null.
+What OpenAI counts and nobody here has (users, audio, images) is zero or null. Requests for embeddings
+are counted as such, all others (rankings and scores, too) and corrections as completions: together they are all, once.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, field
@@ -15,7 +18,7 @@ from gateway.admin.organization.shapes import ROOT, OpenAIEndpoint
 from gateway.admin.problems import Invalid
 from gateway.admin.usage import Cursor, packed, period, unpacked
 from gateway.admin.words import Instant, Written
-from gateway.ledger.usage import BATCH, DAY_S, HOUR_S, MINUTE_S, Charge, Line, Question, Totals, end_of
+from gateway.ledger.usage import BATCH, DAY_S, HOUR_S, MINUTE_S, Charge, Line, Question, end_of
 
 SCOPE = "usage"
 """What a tenant's key must be good for."""
@@ -47,10 +50,16 @@ ITEM_OF = {
     "other": "other",
 }
 """A line item is a model and one of these."""
+Chosen = dict[str, tuple[str, ...]]
+"""Words and their values."""
+EMBEDDINGS = ("/v1/embeddings", "/api/embed", "/api/embeddings")
+"""Endpoints, as the ledger has them."""
 Name = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00]+$(?!\n)")]
 Names = Annotated[tuple[Name, ...], Meta(max_length=100)]
 Page = Annotated[str, Meta(max_length=4096)]
+R = TypeVar("R")
 UsageWord = Literal["project_id", "user_id", "api_key_id", "model", "batch", "service_tier", "api_source"]
+EmbeddingsWord = Literal["project_id", "user_id", "api_key_id", "model"]
 CostWord = Literal["project_id", "user_id", "line_item", "api_key_id", "api_source"]
 
 
@@ -66,15 +75,26 @@ class TimeQuery(Written, frozen=True, kw_only=True):
     api_key_ids: Names | None = field(name="api_key_ids[]", default=None)
 
 
-class CompletionsQuery(TimeQuery, frozen=True, kw_only=True):
-    """What of the usage is asked for."""
+class UsageQuery(TimeQuery, frozen=True, kw_only=True):
+    """What is common to what of the usage is asked for."""
 
     bucket_width: Literal["1m", "1h", "1d"] = "1d"
     limit: Annotated[int, Meta(ge=1, le=1440)] | None = None
-    group_by: Annotated[tuple[UsageWord, ...], Meta(max_length=7)] = field(name="group_by[]", default=())
     models: Names | None = field(name="models[]", default=None)
     user_ids: Names | None = field(name="user_ids[]", default=None)
     """Nobody here is one, so nothing is found."""
+
+
+class EmbeddingsQuery(UsageQuery, frozen=True, kw_only=True):
+    """What of the usage of embeddings is asked for."""
+
+    group_by: Annotated[tuple[EmbeddingsWord, ...], Meta(max_length=4)] = field(name="group_by[]", default=())
+
+
+class CompletionsQuery(UsageQuery, frozen=True, kw_only=True):
+    """What of the usage of everything else is asked for."""
+
+    group_by: Annotated[tuple[UsageWord, ...], Meta(max_length=7)] = field(name="group_by[]", default=())
     batch: bool | None = None
     """True: lines of batches alone, false: all but those. Rows from before they were marked are none."""
 
@@ -117,6 +137,18 @@ class CompletionsResult(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "organization.usage.completions.result"
 
 
+class EmbeddingsResult(msgspec.Struct, frozen=True, kw_only=True):
+    """As CompletionsResult."""
+
+    input_tokens: int
+    num_model_requests: int
+    project_id: str | None = None
+    api_key_id: str | None = None
+    model: str | None = None
+    user_id: None = None
+    object: str = "organization.usage.embeddings.result"
+
+
 class Amount(msgspec.Struct, frozen=True):
     value: float
     currency: str
@@ -138,82 +170,61 @@ class CostsResult(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "organization.costs.result"
 
 
-class CompletionsBucket(msgspec.Struct, frozen=True, kw_only=True):
+class Bucket(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
     start_time: int
     end_time: int
-    results: list[CompletionsResult]
+    results: list[R]
     object: str = "bucket"
 
 
-class CostsBucket(msgspec.Struct, frozen=True, kw_only=True):
-    start_time: int
-    end_time: int
-    results: list[CostsResult]
-    object: str = "bucket"
+class UsagePage(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
+    """Spans in the order of time, also those in which there was nothing; costs have days."""
 
-
-class CompletionsPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Spans in the order of time, also those in which there was nothing."""
-
-    data: list[CompletionsBucket]
+    data: list[Bucket[R]]
     has_more: bool
     next_page: str | None
     object: str = "page"
 
 
-class CostsPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Days in the order of time, also those on which there was nothing."""
-
-    data: list[CostsBucket]
-    has_more: bool
-    next_page: str | None
-    object: str = "page"
-
-
-async def completions(ask: Ask[CompletionsQuery, Nothing]) -> CompletionsPage:
-    """Read what was used."""
+async def completions(ask: Ask[CompletionsQuery, Nothing]) -> UsagePage[CompletionsResult]:
+    """Read what was used by all but embeddings."""
     query = ask.query
-    usual, most = LIMITS[query.bucket_width]
-    if query.limit is not None and query.limit > most:
-        raise Invalid.of([("limit", f"must be at most {most} with a bucket_width of {query.bucket_width}")])
-    only = {} if query.models is None else {"model": query.models}
-    if query.batch is not None:
-        only[BATCH] = ("true" if query.batch else "false",)
-    question = _question(ask, WIDTHS[query.bucket_width], query.group_by, only)
-    spans, next_page = await _read(ask, question, query.limit or usual, bool(query.user_ids))
-    data = [
-        CompletionsBucket(
-            start_time=starts_at,
-            end_time=ends_at,
-            results=[_used(query, question, line.words, line.totals) for line in lines],
-        )
-        for starts_at, ends_at, lines in spans
-    ]
-    return CompletionsPage(data=data, has_more=next_page is not None, next_page=next_page)
+    only: Chosen = {} if query.batch is None else {BATCH: ("true" if query.batch else "false",)}
+    question = _question_of_usage(ask, only=only, without={"endpoint": EMBEDDINGS})
+    shaped = partial(_written, query, question)
+    return await _read(ask, question, query.limit or LIMITS[query.bucket_width][0], shaped, bool(query.user_ids))
 
 
-async def costs(ask: Ask[CostsQuery, Nothing]) -> CostsPage:
+async def embeddings(ask: Ask[EmbeddingsQuery, Nothing]) -> UsagePage[EmbeddingsResult]:
+    """Read what was used by embeddings."""
+    query = ask.query
+    question = _question_of_usage(ask, only={"endpoint": EMBEDDINGS}, without={})
+    shaped = partial(_embedded, question)
+    return await _read(ask, question, query.limit or LIMITS[query.bucket_width][0], shaped, bool(query.user_ids))
+
+
+async def costs(ask: Ask[CostsQuery, Nothing]) -> UsagePage[CostsResult]:
     """Read what it cost."""
     query = ask.query
     if query.line_items is not None and "line_item" not in query.group_by:
         raise Invalid.of([("line_items", "can be chosen when the costs are grouped by line_item")])
     question = _question(ask, DAY_S, query.group_by, {})
     question = msgspec.structs.replace(question, with_charges="line_item" in query.group_by)
-    spans, next_page = await _read(ask, question, query.limit)
-    data = [
-        CostsBucket(
-            start_time=starts_at,
-            end_time=ends_at,
-            results=[result for line in lines for result in _charged(ask, question, line)],
-        )
-        for starts_at, ends_at, lines in spans
-    ]
-    return CostsPage(data=data, has_more=next_page is not None, next_page=next_page)
+    return await _read(ask, question, query.limit, partial(_charged, ask, question))
 
 
-def _question(
-    ask: Ask[Any, Nothing], width_s: int, group_by: tuple[str, ...], only: dict[str, tuple[str, ...]]
-) -> Question:
+def _question_of_usage(ask: Ask[Any, Nothing], only: Chosen, without: Chosen) -> Question:
+    """Raises Invalid."""
+    query, most = ask.query, LIMITS[ask.query.bucket_width][1]
+    if query.limit is not None and query.limit > most:
+        raise Invalid.of([("limit", f"must be at most {most} with a bucket_width of {query.bucket_width}")])
+    if query.models is not None:
+        only["model"] = query.models
+    question = _question(ask, WIDTHS[query.bucket_width], query.group_by, only)
+    return msgspec.structs.replace(question, without=without)
+
+
+def _question(ask: Ask[Any, Nothing], width_s: int, group_by: tuple[str, ...], only: Chosen) -> Question:
     """Raises Invalid."""
     query = ask.query
     since, until = period(query.start_time, query.end_time, ("start_time", "end_time"))
@@ -230,9 +241,13 @@ def _question(
 
 
 async def _read(
-    ask: Ask[Any, Nothing], question: Question, max_spans: int, is_empty: bool = False
-) -> tuple[list[tuple[int, int, list[Line]]], str | None]:
-    """The spans of one page with their lines, and the next page."""
+    ask: Ask[Any, Nothing],
+    question: Question,
+    max_spans: int,
+    shaped: Callable[[Line], list[R]],
+    is_empty: bool = False,
+) -> UsagePage[R]:
+    """One page. ``shaped``: the results of a line."""
     after = None
     if ask.query.page is not None:
         cursor = unpacked(ask.query.page.removeprefix(PREFIX), "page", question, ask.query.end_time is not None)
@@ -253,13 +268,21 @@ async def _read(
     of_span: dict[int, list[Line]] = {starts_at: [] for starts_at in starts}
     for line in lines:
         of_span[line.starts_at].append(line)
-    return [(starts_at, end_of(starts_at, question), found) for starts_at, found in of_span.items()], next_page
+    data = [
+        Bucket(
+            start_time=starts_at,
+            end_time=end_of(starts_at, question),
+            results=[result for line in found for result in shaped(line)],
+        )
+        for starts_at, found in of_span.items()
+    ]
+    return UsagePage(data=data, has_more=next_page is not None, next_page=next_page)
 
 
-def _used(query: CompletionsQuery, question: Question, words: tuple[str, ...], totals: Totals) -> CompletionsResult:
-    known = dict(zip(question.group_by, words, strict=True))
+def _written(query: CompletionsQuery, question: Question, line: Line) -> list[CompletionsResult]:
+    known, totals = dict(zip(question.group_by, line.words, strict=True)), line.totals
     num_uncached = totals.num_prompt_tokens - totals.num_cached_tokens
-    return CompletionsResult(
+    result = CompletionsResult(
         input_tokens=totals.num_prompt_tokens,
         input_cached_tokens=totals.num_cached_tokens,
         input_uncached_tokens=num_uncached,
@@ -275,6 +298,19 @@ def _used(query: CompletionsQuery, question: Question, words: tuple[str, ...], t
         batch=known[BATCH] == "true" if BATCH in known else None,
         api_source="unlabeled" if "api_source" in query.group_by else None,
     )
+    return [result]
+
+
+def _embedded(question: Question, line: Line) -> list[EmbeddingsResult]:
+    known = dict(zip(question.group_by, line.words, strict=True))
+    result = EmbeddingsResult(
+        input_tokens=line.totals.num_prompt_tokens,
+        num_model_requests=line.totals.num_requests,
+        project_id=known.get("tenant_id"),
+        api_key_id=known.get("key_id"),
+        model=known.get("model"),
+    )
+    return [result]
 
 
 def _charged(ask: Ask[CostsQuery, Nothing], question: Question, line: Line) -> list[CostsResult]:
@@ -317,14 +353,10 @@ def _unit(charge: Charge) -> str | None:
 
 
 ENDPOINTS = [
-    OpenAIEndpoint(
-        "GET",
-        f"{ROOT}/usage/completions",
-        completions,
-        CompletionsPage,
-        READERS,
-        query=CompletionsQuery,
-        tenants_scope=SCOPE,
-    ),
-    OpenAIEndpoint("GET", f"{ROOT}/costs", costs, CostsPage, READERS, query=CostsQuery, tenants_scope=SCOPE),
+    OpenAIEndpoint("GET", f"{ROOT}/{path}", handler, answer, READERS, query=query, tenants_scope=SCOPE)
+    for path, handler, query, answer in (
+        ("usage/completions", completions, CompletionsQuery, UsagePage[CompletionsResult]),
+        ("usage/embeddings", embeddings, EmbeddingsQuery, UsagePage[EmbeddingsResult]),
+        ("costs", costs, CostsQuery, UsagePage[CostsResult]),
+    )
 ]

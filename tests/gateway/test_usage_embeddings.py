@@ -1,0 +1,52 @@
+"""Embeddings as finance counts them beside everything else: each request in one of the two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.builders import write_chain
+from tests.gateway.test_usage import DAY_S, MONDAY, a_row, front, reading  # noqa: F401
+
+SPAN = {"start_time": MONDAY, "end_time": MONDAY + DAY_S}
+
+
+async def test_embeddings_are_counted_as_such_and_with_completions_everything_is_counted_once(front):  # noqa: F811
+    vectors = {"num_completion": 0, "model": "encoder"}
+    rows = [
+        a_row(MONDAY, 101, endpoint="/v1/chat/completions"),
+        a_row(MONDAY, 203, endpoint="/v1/rerank", **vectors),
+        a_row(MONDAY, 407, endpoint="/v1/embeddings", **vectors),
+        a_row(MONDAY, 809, endpoint="/v1/embeddings", **vectors | {"model": "demo"}),
+        a_row(MONDAY, 1601, endpoint="/api/embed", key_id="key_2", **vectors),
+        a_row(MONDAY, 3203, endpoint="/api/embeddings", tenant_id="ten_2", **vectors),
+    ]
+    await write_chain(front.gw.store, *rows)
+    async with reading(front) as organization:
+
+        async def found(asked: Any, *words: str, **chosen: Any) -> dict[tuple[str, ...], tuple[int, int]]:
+            page = await asked(**SPAN, group_by=list(words), **chosen)
+            (bucket,) = page.data
+            kinds = {type(one).__name__ for one in bucket.results}
+            assert kinds <= {f"DataResultOrganizationUsage{asked.__name__.title()}Result"}
+            return {
+                tuple(getattr(one, word) for word in words): (one.num_model_requests, one.input_tokens)
+                for one in bucket.results
+            }
+
+        assert await found(organization.completions, "model") == {("demo",): (1, 101), ("encoder",): (1, 203)}
+        assert await found(organization.embeddings) == {(): (4, 407 + 809 + 1601 + 3203)}
+        assert await found(organization.embeddings, "project_id", "api_key_id", "model") == {
+            ("ten_1", "key_1", "demo"): (1, 809),
+            ("ten_1", "key_1", "encoder"): (1, 407),
+            ("ten_1", "key_2", "encoder"): (1, 1601),
+            ("ten_2", "key_1", "encoder"): (1, 3203),
+        }
+        assert await found(organization.embeddings, models=["demo"]) == {(): (1, 809)}
+        assert await found(organization.embeddings, api_key_ids=["key_2"], project_ids=["ten_1"]) == {(): (1, 1601)}
+        assert await found(organization.embeddings, "user_id", user_ids=["user_1"]) == {}
+        with pytest.raises(openai.BadRequestError) as refused:
+            await organization.embeddings(**SPAN, limit=32)
+        assert refused.value.param == "limit"
