@@ -1,6 +1,6 @@
 """Usage and costs in OpenAI's words, so that its own client reads them. A tenant's own key reads those of its project.
 
-What OpenAI counts and nobody here has (users, audio, images) is zero or null. Requests for embeddings
+What OpenAI counts and nobody here has (users, audio, images) is zero, null or an empty page. Requests for embeddings
 are counted as such, all others (rankings and scores, too) and corrections as completions: together they are all, once.
 """
 
@@ -54,6 +54,18 @@ Chosen = dict[str, tuple[str, ...]]
 """Words and their values."""
 EMBEDDINGS = ("/v1/embeddings", "/api/embed", "/api/embeddings")
 """Endpoints, as the ledger has them."""
+UNUSED = (
+    "moderations",
+    "images",
+    "audio_speeches",
+    "audio_transcriptions",
+    "vector_stores",
+    "code_interpreter_sessions",
+    "file_search_calls",
+    "web_search_calls",
+    "decisions",
+)
+"""Of which nothing is used: clients that add all of OpenAI's kinds up ask for each."""
 Name = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00]+$(?!\n)")]
 Names = Annotated[tuple[Name, ...], Meta(max_length=100)]
 Page = Annotated[str, Meta(max_length=4096)]
@@ -97,6 +109,17 @@ class CompletionsQuery(UsageQuery, frozen=True, kw_only=True):
     group_by: Annotated[tuple[UsageWord, ...], Meta(max_length=7)] = field(name="group_by[]", default=())
     batch: bool | None = None
     """True: lines of batches alone, false: all but those. Rows from before they were marked are none."""
+
+
+class UnusedQuery(UsageQuery, frozen=True, kw_only=True):
+    """What is asked for of one of UNUSED."""
+
+    group_by: Annotated[tuple[Name, ...], Meta(max_length=7)] = field(name="group_by[]", default=())
+    batch: bool | None = None
+    sizes: Names | None = field(name="sizes[]", default=None)
+    sources: Names | None = field(name="sources[]", default=None)
+    context_levels: Names | None = field(name="context_levels[]", default=None)
+    vector_store_ids: Names | None = field(name="vector_store_ids[]", default=None)
 
 
 class CostsQuery(TimeQuery, frozen=True, kw_only=True):
@@ -147,6 +170,10 @@ class EmbeddingsResult(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     user_id: None = None
     object: str = "organization.usage.embeddings.result"
+
+
+class UnusedResult(msgspec.Struct, frozen=True):
+    """There are none."""
 
 
 class Amount(msgspec.Struct, frozen=True):
@@ -201,6 +228,13 @@ async def embeddings(ask: Ask[EmbeddingsQuery, Nothing]) -> UsagePage[Embeddings
     question = _question_of_usage(ask, only={"endpoint": EMBEDDINGS}, without={})
     shaped = partial(_embedded, question)
     return await _read(ask, question, query.limit or LIMITS[query.bucket_width][0], shaped, bool(query.user_ids))
+
+
+async def unused(ask: Ask[UnusedQuery, Nothing]) -> UsagePage[UnusedResult]:
+    """Read that nothing of another kind was used."""
+    query = ask.query
+    question = msgspec.structs.replace(_question_of_usage(ask, only={}, without={}), group_by=())
+    return await _read(ask, question, query.limit or LIMITS[query.bucket_width][0], lambda _: [], is_empty=True)
 
 
 async def costs(ask: Ask[CostsQuery, Nothing]) -> UsagePage[CostsResult]:
@@ -357,6 +391,7 @@ ENDPOINTS = [
     for path, handler, query, answer in (
         ("usage/completions", completions, CompletionsQuery, UsagePage[CompletionsResult]),
         ("usage/embeddings", embeddings, EmbeddingsQuery, UsagePage[EmbeddingsResult]),
+        (f"usage/{{kind:{'|'.join(UNUSED)}}}", unused, UnusedQuery, UsagePage[UnusedResult]),
         ("costs", costs, CostsQuery, UsagePage[CostsResult]),
     )
 ]

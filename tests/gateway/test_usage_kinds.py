@@ -1,4 +1,4 @@
-"""Embeddings as finance counts them beside everything else: each request in one of the two."""
+"""What finance adds up by OpenAI's kinds of usage: each request in one of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from gateway.admin.organization.usage import UNUSED
 from tests.builders import write_chain
 from tests.gateway.test_usage import DAY_S, MONDAY, a_row, front, reading  # noqa: F401
 
@@ -50,3 +51,28 @@ async def test_embeddings_are_counted_as_such_and_with_completions_everything_is
         with pytest.raises(openai.BadRequestError) as refused:
             await organization.embeddings(**SPAN, limit=32)
         assert refused.value.param == "limit"
+
+
+async def test_of_all_other_kinds_that_openai_counts_nothing_is_used(front):  # noqa: F811
+    await write_chain(front.gw.store, a_row(MONDAY, 101))
+    plain = ("audio_speeches", "audio_transcriptions", "moderations", "decisions")
+    asked: dict[str, dict[str, Any]] = {
+        **{kind: {"group_by": ["model", "project_id"], "models": ["demo"]} for kind in plain},
+        "images": {"group_by": ["size", "source"], "sizes": ["256x256"], "sources": ["image.generation"]},
+        "vector_stores": {"group_by": ["project_id"]},
+        "code_interpreter_sessions": {"project_ids": ["ten_1"]},
+        "file_search_calls": {"group_by": ["vector_store_id"], "vector_store_ids": ["vs_1"]},
+        "web_search_calls": {"group_by": ["context_level"], "context_levels": ["low"]},
+    }
+    assert set(asked) == set(UNUSED)
+    async with reading(front) as organization:
+        for kind, how in asked.items():
+            cursor: dict[str, str] = {}
+            days = []
+            while not days or cursor:
+                page = await getattr(organization, kind)(
+                    start_time=MONDAY, end_time=MONDAY + 9 * DAY_S, limit=7, **how, **cursor
+                )
+                days += [(bucket.start_time, bucket.results) for bucket in page.data]
+                cursor = {"page": page.next_page} if page.has_more else {}
+            assert days == [(MONDAY + number * DAY_S, []) for number in range(9)]
