@@ -14,7 +14,7 @@ import math
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -32,7 +32,7 @@ from gateway.store import Store, new_id
 from gateway.transactions import changing, reading
 from policies import settings
 
-__all__ = ["PIECE_BYTES", "File", "Files", "Staged", "sweeping"]
+__all__ = ["PIECE_BYTES", "File", "Files", "Staged", "sweeping", "unlink"]
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class Files:
             if (batch_id := (await connection.execute(reads)).scalar()) is not None:
                 raise errors.InUse(f"The file {file_id} is being read by the batch {batch_id}; cancel that first.")
             await connection.execute(sa.delete(store.files).where(store.files.c.id == file_id))
-        await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
+        await asyncio.to_thread(unlink, [self.path(file_id)])
 
     # Making
 
@@ -323,8 +323,7 @@ class Files:
         return old
 
     def _unlink(self, file_ids: list[str], now: int) -> None:
-        for file_id in file_ids:
-            self.path(file_id).unlink(missing_ok=True)
+        unlink(map(self.path, file_ids))
         for path in self._staging.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mtime < now - FORGOTTEN_S:
@@ -341,6 +340,15 @@ class Files:
         query = sa.select(store.files).where(columns.id == file_id, columns.tenant_id == tenant_id, self._is_there())
         row = (await connection.execute(query)).first()
         return None if row is None else File(*row)
+
+
+def unlink(paths: Iterable[Path]) -> None:
+    """Of what has no row any more, and is nobody's: what cannot be deleted now is swept up some day."""
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("files: %s is nobody's, and cannot be deleted: %s", path, error.strerror)
 
 
 async def sweeping(sweep: Callable[[], Coroutine[Any, Any, None]], clock: Clock) -> None:

@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway import errors, openai, store
 from gateway.background import alongside, to_its_end
 from gateway.clock import Clock
-from gateway.files import FORGOTTEN_S, File, Files, Staged, sweeping
+from gateway.files import FORGOTTEN_S, File, Files, Staged, sweeping, unlink
 from gateway.store import Store, new_id
 from gateway.transactions import changing, reading
 
@@ -241,8 +241,7 @@ class Uploads:
         return self._files.parts / part_id
 
     def _unlink(self, part_ids: Iterable[str]) -> None:
-        for part_id in part_ids:
-            self._path(part_id).unlink(missing_ok=True)
+        unlink(map(self._path, part_ids))
 
     def _unlink_older_than(self, at: float) -> None:
         for path in self._files.parts.iterdir():

@@ -210,3 +210,17 @@ async def test_a_form_has_a_field_so_many_times_at_most(front):
     body = field * 17 + b'--x\r\nContent-Disposition: form-data; name="data"\r\n\r\nabc' + END
     async with front.http.post(f"{front.url}/v1/uploads/{upload.id}/parts", data=body, headers=FORM) as answer:
         assert (answer.status, "16 fields" in await answer.text()) == (400, True)
+
+
+async def test_what_is_deleted_is_gone_for_its_tenant_also_where_its_bytes_cannot_be_deleted_yet(front, caplog):
+    file = await front.client.files.create(file=("a", b"x"), purpose="user_data")
+    upload = await begun(front.client, 5)
+    (part_id,) = await added(front.client, upload, b"piece")
+    for path in (front.gw.files.path(file.id), front.gw.files.parts / part_id):
+        path.unlink()
+        path.mkdir()  # which is deleted in another way
+    assert (await front.client.files.delete(file.id)).deleted
+    assert (await front.client.uploads.cancel(upload.id)).status == "cancelled"
+    assert caplog.text.count("is nobody's, and cannot be deleted") == 2
+    with pytest.raises(openai.NotFoundError):
+        await front.client.files.retrieve(file.id)
