@@ -266,6 +266,12 @@ class StoreUnavailable(ServiceUnavailable):
         )
 
 
+class FilesUnavailable(ServiceUnavailable):
+    """What holds the tenants' files cannot be written now."""
+
+    code = "files_unavailable"
+
+
 class LedgerBehind(ServiceUnavailable):
     """More finished requests wait to be written down than the settings allow."""
 

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 PIECE_BYTES = 1 << 20
 """Read or written at once."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+UNWRITABLE = (errno.EROFS, errno.EIO, errno.ESTALE)
+"""As a disk that has failed, or a share that is away."""
 
 
 class Staged:
@@ -78,17 +80,22 @@ class Arriving:
     async def staged(self, tenant_id: str | None, place: Path) -> AsyncIterator[Staged]:
         """A new file to be written in ``place``; nothing is left of it that was not put elsewhere. ``tenant_id``: whose
         client waits for it; None: nobody's, and it may always be. Raises ServiceUnavailable, RequestsLimited when the
-        tenant has its share, and StorageFull for what the disk does not take."""
+        tenant has its share, StorageFull for what the disk has no room for, FilesUnavailable where it takes none."""
         with self.places.one(tenant_id) if tenant_id is not None else contextlib.nullcontext():
-            path = place / new_id("arriving")
+            path, is_open = place / new_id("arriving"), False
             try:
                 with path.open("xb") as writing:
+                    is_open = True
                     yield Staged(path, writing)
             except OSError as error:
-                if error.errno not in NO_SPACE:
+                if error.errno in NO_SPACE:
+                    log.error("files: %s takes no more: %s", place, error.strerror)
+                    raise errors.StorageFull("This server has no room for the file at the moment.") from None
+                if is_open and error.errno not in UNWRITABLE:
                     raise
-                log.error("files: %s takes no more: %s", place, error.strerror)
-                raise errors.StorageFull("This server has no room for the file at the moment.") from None
+                log.error("files: %s cannot be written: %s", place, error.strerror)
+                what = "This server cannot write files at the moment. Please try again."
+                raise errors.FilesUnavailable(what, retry_after_s=1.0) from None
             finally:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)

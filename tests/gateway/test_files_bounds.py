@@ -212,6 +212,26 @@ async def test_a_form_has_a_field_so_many_times_at_most(front):
         assert (answer.status, "16 fields" in await answer.text()) == (400, True)
 
 
+async def test_while_nothing_can_be_written_it_is_said_so_and_the_next_file_is_taken(front):
+    arriving = front.gw.files.directory / "arriving"
+    upload = await begun(front.client, 5)
+    for place in (arriving, front.gw.files.parts):
+        place.rename(f"{place}.away")
+        place.touch()
+    for sent in (
+        front.client.files.create(file=("a", b"x"), purpose="batch"),
+        front.client.uploads.parts.create(upload.id, data=b"piece"),
+    ):
+        with pytest.raises(openai.InternalServerError, match="cannot write files at the moment") as refused:
+            await sent
+        assert (refused.value.status_code, refused.value.code) == (503, "files_unavailable")
+    for place in (arriving, front.gw.files.parts):
+        place.unlink()
+        place.with_name(f"{place.name}.away").rename(place)
+    await front.client.files.create(file=("a", b"x"), purpose="batch")
+    await added(front.client, upload, b"piece")
+
+
 async def test_what_is_deleted_is_gone_for_its_tenant_also_where_its_bytes_cannot_be_deleted_yet(front, caplog):
     file = await front.client.files.create(file=("a", b"x"), purpose="user_data")
     upload = await begun(front.client, 5)
