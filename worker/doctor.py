@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import platform
-import shutil
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -147,10 +146,12 @@ def _packages(found: Facts) -> None:
 def _torch(found: Facts) -> None:
     import torch
 
+    from worker.native.build import compiler
+
     facts = found.facts
     torch.set_num_threads(facts["num_threads"])
     facts["omp_wait_policy"] = os.environ.get("OMP_WAIT_POLICY")
-    facts["compiler"] = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    facts["compiler"] = compiler()
     # Untyped in torch.
     has_onednn = bool(cast(Any, torch.backends.mkldnn).is_available())
     has_cuda_flash = torch.cuda.is_available() and bool(cast(Any, torch.backends.cuda).flash_sdp_enabled())

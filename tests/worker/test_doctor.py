@@ -59,3 +59,8 @@ def test_a_quota_is_kept_to_and_told(monkeypatch):
     assert any("may use 0.5 CPUs" in each.text and "takes 1 thread," in each.text for each in found.findings)
     assert not any("num_threads" in each.text for each in found.findings)
     assert ", 0.5 CPUs by quota\n" in doctor.report(found)
+
+
+def test_the_compiler_that_it_names_is_the_one_that_kernels_are_made_by(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert doctor.examine().facts["compiler"] is None

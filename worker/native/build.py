@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -12,6 +13,8 @@ from pathlib import Path
 
 from worker.cgroups import cpu_quota
 from worker.user_cache import in_turn, user_cache
+
+log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = (
@@ -47,13 +50,13 @@ class CompilerFailed(BuildError):
 
 def built() -> Path:
     """The shared object, compiled now if no earlier start has left it. Raises BuildError."""
-    compiler = os.environ.get("CXX") or COMPILER
-    path = shutil.which(compiler)
+    path = compiler()
     if path is None:
-        raise BuildError(f"there is no compiler {compiler}")
+        raise BuildError(f"there is no compiler {_asked_for()}")
     try:
         target = user_cache() / f"kernels-{_key(path)}.so"
         if not target.exists():
+            log.info("the kernels for this processor are compiled, once; that may take a minute")
             with in_turn(target.parent):
                 if not target.exists():
                     _compile(path, target)
@@ -62,6 +65,15 @@ def built() -> Path:
     except OSError as error:
         raise BuildError(str(error).strip().partition("\n")[0]) from None
     return target
+
+
+def compiler() -> str | None:
+    """Where it lies; None: there is none."""
+    return shutil.which(_asked_for())
+
+
+def _asked_for() -> str:
+    return os.environ.get("CXX") or COMPILER
 
 
 def in_parallel() -> tuple[str, ...]:
