@@ -7,6 +7,7 @@ from importlib import import_module
 import click
 
 SUBCOMMANDS = {
+    "admin-key": "gateway.terminal.admin_key:admin_key",
     "bench": "gateway.bench.command:bench",
     "chat": "gateway.chat:chat",
     "completion": "gateway.terminal.completion:completion",

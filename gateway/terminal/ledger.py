@@ -45,7 +45,7 @@ def close(day: datetime, config: Path | None, data_dir: str | None, as_json: boo
     now, last = time.time(), closing.number_of(day.date())
     if last >= closing.day_of(now):
         fail(f"{day.date()} is not over yet (days are in UTC)")
-    closed = _run(_closed(_store_of(config, data_dir), last + 1, now))
+    closed = run(_closed(store_of(config, data_dir), last + 1, now))
     if as_json:
         click.echo(msgspec.json.encode(closed))
         return
@@ -73,7 +73,7 @@ def verify_command(
     if from_ is not None and to is not None and to <= from_:
         fail(f"the period ends at {to.date()}, before it begins: --to is the first day that is not read")
     days = [None if day is None else closing.number_of(day.date()) for day in (from_, to)]
-    verdict = _run(_verified(_store_of(config, data_dir), *days))
+    verdict = run(_verified(store_of(config, data_dir), *days))
     if as_json:
         click.echo(msgspec.json.encode(verdict))
     else:
@@ -97,7 +97,7 @@ def give_up(chain: int, first: int, last: int | None, reason: str, config: Path 
 
     loss = losses.Loss(chain, first, last or first, reason)
     try:
-        _run(_given_up(_store_of(config, data_dir), loss))
+        run(_given_up(store_of(config, data_dir), loss))
     except losses.Refused as refused:
         fail(str(refused))
     click.echo(f"Given up: positions {loss.first_position} to {loss.last_position} of chain {chain}.")
@@ -157,11 +157,11 @@ def _show(verdict: Verdict) -> None:
         click.echo(f"The digest of {verdict.days[-1].day} is {verdict.days[-1].digest}.")
 
 
-def _store_of(config: Path | None, data_dir: str | None) -> settings.Store:
+def store_of(config: Path | None, data_dir: str | None) -> settings.Store:
     return load(config, {} if data_dir is None else {"store.data_dir": data_dir}).store
 
 
-def _run(work: Coroutine[Any, Any, T]) -> T:
+def run(work: Coroutine[Any, Any, T]) -> T:
     from sqlalchemy.exc import SQLAlchemyError
 
     from gateway.store import StoreError
