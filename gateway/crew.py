@@ -184,7 +184,7 @@ class Crew:
     def _seat(self, name: str, max_kv_bytes: int) -> None:
         config, berth = self._config, self._berths[name]
         for index, address in enumerate(berth.here):
-            child = child_of(name, config.models, index, address, max_kv_bytes)
+            child = child_of(name, config, index, address, max_kv_bytes)
             worker = Worker(child.name, address, berth, config.workers, self._clock, child, self._launcher, asks=False)
             berth.workers[worker] = address
             worker.start()

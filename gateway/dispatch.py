@@ -332,7 +332,7 @@ class Dispatch:
                 self._sockets = socket_directory()
             address = f"unix:{self._sockets.name}/{self._num_sockets}"
             self._num_sockets += 1
-            child = child_of(name, models, index, address, max_kv_bytes)
+            child = child_of(name, self._config, index, address, max_kv_bytes)
             self._seat(name, child.name, address, child)
         for address in models[name].addresses:
             self._seat_at(name, address)

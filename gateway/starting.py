@@ -132,7 +132,9 @@ def worker(
     engine = loaded.models[name].engine if name in loaded.models else loaded.engine
     if devices:
         engine = msgspec.structs.replace(engine, devices=devices)
-    told = settings.WorkerSettings(name=f"{name}@{listen}", model=name, source=model, listen=listen, engine=engine)
+    told = settings.WorkerSettings(
+        name=f"{name}@{listen}", model=name, source=model, listen=listen, engine=engine, log=loaded.log
+    )
     from gateway.launcher import COMMAND, environment
 
     os.execve(COMMAND[0], [*COMMAND, msgspec.json.encode(told).decode()], environment())

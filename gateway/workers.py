@@ -309,21 +309,22 @@ def claims_of(models: Mapping[str, settings.Model]) -> tuple[Claim, ...]:
 
 
 def child_of(
-    model: str, models: Mapping[str, settings.Model], index: int, address: str, max_kv_bytes: int
+    model: str, config: settings.Settings, index: int, address: str, max_kv_bytes: int
 ) -> settings.WorkerSettings:
     """What the process is told that computes a model's ``index``-th replica at ``address``, with at most so many bytes
     of KV (0: as its settings say)."""
-    config = models[model]
-    engine = msgspec.structs.replace(config.engine, max_kv_bytes=max_kv_bytes) if max_kv_bytes else config.engine
+    served = config.models[model]
+    engine = msgspec.structs.replace(served.engine, max_kv_bytes=max_kv_bytes) if max_kv_bytes else served.engine
     return settings.WorkerSettings(
         name=f"{model}-{index}",
         model=model,
-        source=config.source,
+        source=served.source,
         listen=address,
         exit_with_stdin=True,
         replica=index,
-        claims=claims_of(models),
+        claims=claims_of(config.models),
         engine=engine,
+        log=config.log,
     )
 
 

@@ -350,3 +350,5 @@ class WorkerSettings(Section, frozen=True):
     """What all workers of whoever started it ask for of this machine, loaded at the moment or not; empty: it is by
     itself."""
     engine: Engine = Engine()
+    log: Log = Log()
+    """As its gateway's."""

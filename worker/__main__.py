@@ -27,6 +27,7 @@ from policies import wire
 from policies.costs import StepCosts
 from policies.settings import WorkerSettings
 from worker.channel import listen
+from worker.lines import log_to_stderr, tell_operator
 from worker.process import NICENESS, freeze_objects, importing, leave_with, prepare
 
 if TYPE_CHECKING:
@@ -58,11 +59,7 @@ def main() -> int:
         if arguments == ["-"] and not (arguments := _told_later()):
             return 0  # nobody needs it
         settings = _settings(arguments)
-        logging.basicConfig(
-            stream=sys.stderr,
-            level=logging.INFO,
-            format=f"penstock worker {settings.name.replace('%', '%%')}: %(message)s",
-        )
+        log_to_stderr(settings.log, settings.name)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it is the gateway's, and may be sent to all of a service
         # The terminal's interrupt reaches the whole process group; with a parent, it is the parent who decides.
         signal.signal(signal.SIGINT, signal.SIG_IGN if settings.exit_with_stdin else _leave)
@@ -80,7 +77,7 @@ def main() -> int:
                 if path and bound and os.path.samestat(path.stat(), bound):  # else a successor listens there already
                     path.unlink()
     except CannotStart as error:
-        print(f"penstock worker: {error}", file=sys.stderr)
+        tell_operator(str(error))
         return CANNOT_START
 
 
@@ -147,7 +144,7 @@ class _Others:
         if self.is_serving:
             log.error("%s", fault)
         else:
-            print(f"penstock worker: {fault}", file=sys.stderr)
+            tell_operator(str(fault))
         sys.stderr.flush()
         os._exit(CANNOT_START if isinstance(fault, ModelError) else BROKEN)
 
@@ -175,7 +172,7 @@ def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
     except ModelError as error:
         raise CannotStart(str(error)) from None
     except RankEnded as error:  # the next try may go well
-        print(f"penstock worker: {error}", file=sys.stderr)
+        tell_operator(str(error))
         return BROKEN
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):

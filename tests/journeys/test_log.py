@@ -93,5 +93,22 @@ def test_the_log_has_every_request_and_no_secret_no_prompt_and_no_answer(tmp_pat
         assert secret.removeprefix("sk-penstock-")[4:-4] not in log
     assert SAID not in log
     if form == "json":
-        lines = [json.loads(line) for line in house.errors if line.startswith("{")]
+        lines = [json.loads(line) for line in house.errors]
         assert set(ids) <= {line["request_id"] for line in lines if "request_id" in line}
+        assert "stopped" in {line["message"] for line in lines if line.get("worker") == "demo-0"}
+
+
+def test_workers_say_no_more_than_the_log_s_level_asks_for(tmp_path: Path):
+    with serving(tmp_path, PENSTOCK_LOG__LEVEL="warning") as house:
+        assert house.answer()
+        house.process.send_signal(signal.SIGTERM)
+        assert house.wait() == 0
+        assert house.errors == []
+
+
+def test_why_a_worker_does_not_start_is_a_line_of_the_log_where_that_has_objects(tmp_path: Path):
+    (tmp_path / "config.toml").write_text('[log]\nformat = "json"\n\n[engine]\ndevices = [99]\n')
+    with serving(tmp_path, CUDA_VISIBLE_DEVICES="") as house:
+        assert house.wait() == 2
+        said = [json.loads(line) for line in house.errors]
+        assert [line["level"] for line in said if line.get("worker") == "demo-0"] == ["error"]

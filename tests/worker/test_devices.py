@@ -33,7 +33,7 @@ def model(replicas: int = 1, **engine) -> settings.Model:
 
 
 def told(models: dict[str, settings.Model], name: str, replica: int = 0) -> settings.WorkerSettings:
-    return child_of(name, models, replica, "unix:/nowhere", 0)
+    return child_of(name, settings.Settings(models=models), replica, "unix:/nowhere", 0)
 
 
 def test_each_replica_computes_on_a_device_of_its_own(machine):

@@ -15,6 +15,7 @@ import threading
 
 import msgspec
 
+from worker.lines import log_to_stderr
 from worker.parallel.control import Begin, Control, Failed, Loaded, Meet, Room
 from worker.parallel.duty import Duty
 from worker.process import NICENESS, end_with_parent, freeze_objects, importing, leave_with, prepare
@@ -37,11 +38,7 @@ def main() -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     end_with_parent()
     leave_with(connection.fileno(), GRACE_S)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format=f"penstock worker {duty.settings.name.replace('%', '%%')}, rank {duty.rank}: %(message)s",
-    )
+    log_to_stderr(duty.settings.log, f"{duty.settings.name}, rank {duty.rank}")
     prepare()
     control = Control(connection)
     try:
