@@ -187,7 +187,7 @@ async def _database(config: Settings, facts: dict[str, Any], findings: list[Find
     if _is_new(url):
         facts["store"] += " (will be made)"
         return
-    engine = create_async_engine(url, connect_args=store.connect_args(url))
+    engine = create_async_engine(**store.driven(url))
     try:
         async with asyncio.timeout(DATABASE_S), engine.connect() as connection:
             known = await connection.run_sync(lambda sync: sa.inspect(sync).has_table("alembic_version"))

@@ -42,6 +42,8 @@ class PostgresServer:
         """Raises Missing."""
         self._bin_dir = programs()
         account = pwd.getpwnam(UNPRIVILEGED) if os.geteuid() == 0 else None
+        self.owner = (account.pw_uid, account.pw_gid) if account else (os.geteuid(), os.getegid())
+        """Whom it runs as."""
         self._who: dict[str, Any] = (
             {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
         )

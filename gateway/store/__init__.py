@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
@@ -70,9 +71,9 @@ __all__ = [
     "changes",
     "chat_labels",
     "chats",
-    "connect_args",
     "conversation_items",
     "conversations",
+    "driven",
     "files",
     "idempotency",
     "install",
@@ -230,25 +231,26 @@ def _database(url: sa.URL) -> Path | None:
     return Path(url.database or "") if _is_sqlite(url) else None
 
 
-def connect_args(url: sa.URL) -> dict[str, Any]:
-    """For the driver: connections that are closed in time."""
+def driven(url: sa.URL) -> dict[str, Any]:
+    """What an engine is made of: connections that are closed in time. What libpq knows of TLS (sslmode, sslrootcert and
+    their like), as URLs of PostgreSQL often have it, is for the driver, which reads it in a URL of its own."""
     if _is_sqlite(url):
-        return {"factory": sqlite.Connection}
+        return {"url": url, "connect_args": {"factory": sqlite.Connection}}
     from gateway.store import postgres  # with its driver
 
-    return {"connection_class": postgres.Connection}
+    of_tls = {name: value for name, value in url.query.items() if name.startswith("ssl") and name != "ssl"}
+    told = {"dsn": f"postgresql://?{urlencode(of_tls, doseq=True)}"} if of_tls else {}
+    return {
+        "url": url.difference_update_query(of_tls),
+        "connect_args": {"connection_class": postgres.Connection, **told},
+    }
 
 
 @contextlib.asynccontextmanager
 async def _engine_of(url: sa.URL) -> AsyncIterator[AsyncEngine]:
     is_sqlite = _is_sqlite(url)
     # What a statement that failed was given, an answer to be kept for one, is nothing for the log.
-    engine = create_async_engine(
-        url,
-        pool_pre_ping=not is_sqlite,
-        hide_parameters=True,
-        connect_args=connect_args(url),
-    )
+    engine = create_async_engine(**driven(url), pool_pre_ping=not is_sqlite, hide_parameters=True)
     if is_sqlite:
         sa.event.listen(engine.sync_engine, "connect", _set_up_sqlite)
         sa.event.listen(engine.sync_engine, "begin", _begin_sqlite)
