@@ -182,7 +182,7 @@ async def opened(
         await stack.enter_async_context(directory.watched())
         recent = Recent(config.console.recent_requests)
         ledger, spool = await stack.enter_async_context(books(config, rooms, clock, house_doors, recent))
-        await stack.enter_async_context(sinks.watched(config, environ, rooms, clock))
+        deliveries = await stack.enter_async_context(sinks.watched(config, environ, rooms, clock))
         dispatch = Dispatch(config, clock, launcher, owner)
         stack.push_async_callback(dispatch.close, WORKERS_S)
         directory.adapters_changed = lambda: dispatch.follow(directory)
@@ -251,6 +251,7 @@ async def opened(
             live,
             upstreams,
             Sessions(config, rooms, directory, clock),
+            deliveries,
             await stack.enter_async_context(traces(config, environ, clock, recent)),
             Metrics(config, ledger, clock, house_doors, spool, rooms.data_dir / "metrics")
             if config.metrics.enabled

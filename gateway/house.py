@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from gateway.prices import PriceHistory, Prices
     from gateway.redis import Redis
     from gateway.responses import Responses
+    from gateway.sinks.delivery import Delivery
     from gateway.sockets import Sockets
     from gateway.store import Store
     from gateway.tracing.tracer import Tracing
@@ -77,6 +79,7 @@ class Gateway:
     live: Live
     upstreams: Upstreams
     sessions: Sessions
+    sinks: Sequence[Delivery]
     tracing: Tracing | None = None
     """None: no traces are made."""
     metrics: Metrics | None = None

@@ -268,6 +268,10 @@ OURS = (
     _gauge("penstock_store_away", "1: PostgreSQL is away, and rows go to the spool.", merge="max"),
     _gauge("penstock_spool_rows", "Rows in the spool."),
     _gauge("penstock_redis_away", "1: Redis cannot be reached.", merge="max"),
+    _counter(
+        "penstock_sink_events_total", "Sent on by sinks, by outcome: taken or refused for good.", "sink", "outcome"
+    ),
+    _gauge("penstock_sink_waiting", "1: its receiver takes nothing, or has refused too much.", "sink", merge="max"),
     _counter("penstock_traces_total", "Requests that were worth a trace."),
     _counter("penstock_traces_lost_total", "Of these: nobody was there, or had time, to make their spans."),
     _counter("penstock_spans_total", "By outcome: exported, dropped for want of room, or failed to export.", "outcome"),

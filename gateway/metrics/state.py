@@ -32,7 +32,7 @@ async def samples(gw: Gateway, spool: SpooledWriter | None, num_inside: int) -> 
         held = await gw.cache.held_in_all()
         said.append(Sample("penstock_answer_cache_entries", (), held.num_entries))
         said.append(Sample("penstock_answer_cache_bytes", (), held.num_bytes))
-    return [*said, *_traces(gw), *_grammars(gw), *_queues(gw), *_workers(gw), *_upstreams(gw)]
+    return [*said, *_traces(gw), *_grammars(gw), *_queues(gw), *_workers(gw), *_upstreams(gw), *_sinks(gw)]
 
 
 def _traces(gw: Gateway) -> Iterator[Sample]:
@@ -167,6 +167,13 @@ def _upstreams(gw: Gateway) -> Iterator[Sample]:
             ("disagreements", view.num_disagreements),
         ):
             yield Sample(f"penstock_upstream_{name}_total", who, num)
+
+
+def _sinks(gw: Gateway) -> Iterator[Sample]:
+    for sink in gw.sinks:
+        yield Sample("penstock_sink_waiting", (sink.name,), float(sink.is_waiting))
+        for outcome, num in (("taken", sink.num_taken), ("refused", sink.num_refused)):
+            yield Sample("penstock_sink_events_total", (sink.name, outcome), num)
 
 
 def _times(name: str, labels: tuple[str, ...], buckets: list[Bucket], sum_ms: float) -> Sample:

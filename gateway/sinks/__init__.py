@@ -40,12 +40,16 @@ def receivers(config: Settings, environ: Mapping[str, str]) -> dict[str, Receive
 
 
 @contextlib.asynccontextmanager
-async def watched(config: Settings, environ: Mapping[str, str], rooms: Store, clock: Clock) -> AsyncIterator[None]:
+async def watched(
+    config: Settings, environ: Mapping[str, str], rooms: Store, clock: Clock
+) -> AsyncIterator[list[Delivery]]:
     """While this lasts, sinks are sent what is new in the ledger. Raises SinkInvalid."""
+    deliveries = []
     async with contextlib.AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()))
         for name, (kind, key, url) in receivers(config, environ).items():
             sink = config.sinks[name]
             sender = Sender(kind, url, session, secrets_of(key, url, sink), sink.timeout_s)
-            await stack.enter_async_context(alongside(Delivery(name, sink, sender, rooms, clock).watch()))
-        yield
+            deliveries.append(Delivery(name, sink, sender, rooms, clock))
+            await stack.enter_async_context(alongside(deliveries[-1].watch()))
+        yield deliveries

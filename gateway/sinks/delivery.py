@@ -54,7 +54,11 @@ class Delivery:
         wall: Callable[[], float] = time.time,
     ) -> None:
         """``wall``: Unix seconds."""
-        self._name = name
+        self.name = name
+        self.num_taken = self.num_refused = 0
+        """Events that this gateway has brought, for good."""
+        self.is_waiting = False
+        """The receiver takes nothing, or has refused so much that no more is sent."""
         self._sink = sink
         self._sender = sender
         self._clock = clock
@@ -80,6 +84,7 @@ class Delivery:
             now = self._wall()
             # A clock that was set back must not make it wait for ever.
             if now < state.retry_at <= now + MAX_WAIT_S:
+                self.is_waiting = True
                 return
             num_failures = state.num_failures
             try:
@@ -90,11 +95,13 @@ class Delivery:
                 num_tries = (await self._book.state()).num_tries + 1  # from 1 again, had it taken anything
                 delay_s = max(backoff_s(num_tries), trouble.retry_after_s)
                 if str(trouble) != state.last_error or num_tries == 1:
-                    log.warning("sink %s: %s; tried again in %g s", self._name, trouble, delay_s)
+                    log.warning("sink %s: %s; tried again in %g s", self.name, trouble, delay_s)
                 now = self._wall()
                 await self._book.note(str(trouble), num_tries, now + delay_s, now)
+                self.is_waiting = True
                 return
-            if num_failures >= MAX_FAILURES:
+            self.is_waiting = num_failures >= MAX_FAILURES
+            if self.is_waiting:
                 self._say(f"{MAX_FAILURES} events were refused; until some are taken or discarded no more are sent")
             else:
                 self._say(None)
@@ -107,11 +114,11 @@ class Delivery:
                 if await self._rooms.edition() != self._delivered:
                     await self.deliver()
             except Overtaken as error:
-                log.info("sink %s: %s", self._name, error)
+                log.info("sink %s: %s", self.name, error)
             except (SQLAlchemyError, OSError) as error:
                 self._say(" ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__)
             except Exception:
-                log.exception("sink %s cannot go on", self._name)
+                log.exception("sink %s cannot go on", self.name)
             await self._clock.sleep(LOOK_S)
 
     async def _pass(self, batch: Batch) -> int:
@@ -146,6 +153,8 @@ class Delivery:
                     skipped=skipped,
                     now=self._wall(),
                 )
+            self.num_taken += len(passed) - len(refused)
+            self.num_refused += len(refused)
             self._name_skipped(skipped)
             self._name_refused(refused)
         if trouble is not None:
@@ -176,6 +185,7 @@ class Delivery:
                 trouble = error
             # Not where this is cancelled: a server that is stalled would not answer, and nobody cancels twice.
             await self._book.tried(done, self._wall())
+            self.num_taken += sum(why is None for why in done.values())
             if trouble is not None:
                 raise trouble
 
@@ -185,7 +195,7 @@ class Delivery:
                 self._named.add(tenant_id)
                 log.warning(
                     "sink %s: rows of tenant %s are passed over, since it has no %s",
-                    self._name,
+                    self.name,
                     tenant_id,
                     self._sink.customer,
                 )
@@ -194,12 +204,12 @@ class Delivery:
         if refused:
             event, why = refused[0]
             others = f", and {len(refused) - 1} others" if len(refused) > 1 else ""
-            log.error("sink %s: event %s was refused%s: %s", self._name, event.id, others, why)
+            log.error("sink %s: event %s was refused%s: %s", self.name, event.id, others, why)
 
     def _say(self, failure: str | None) -> None:
         """Once when it begins."""
         if failure is not None and failure != self._failure:
-            log.error("sink %s: %s", self._name, failure)
+            log.error("sink %s: %s", self.name, failure)
         self._failure = failure
 
 

@@ -20,6 +20,7 @@ from tests.builders import PATIENCE_S, an_entry, until
 from tests.gateway.conftest import Front
 from tests.gateway.desk import Desk
 from tests.gateway.receivers import KEY, SECRET, receiving
+from tests.gateway.test_metrics import scraped, values
 
 ENVIRON = {"LAGO_KEY": KEY, "HOOK_SECRET": SECRET}
 
@@ -119,9 +120,26 @@ async def test_asking_again_does_not_wait_for_the_receiver_s_hour(open_front, la
         status = await settled(desk, "hook", "waiting", num_rows=0)
         assert (status["last_error"], status["num_rows_behind"]) == ("status 429", 1)
         assert (await settled(desk, "lago"))["num_failures"] == 0  # one sink does not wait for another
+        await until_measured(front, waiting={"hook": 1.0, "lago": 0.0})
         await desk.made("sinks/hook/retry", {})
         await settled(desk, "hook")
         assert hook.order == [f"{request_id}:row"]
+        await until_measured(front, waiting={"hook": 0.0, "lago": 0.0})
+        assert (await measured(front))["penstock_sink_events_total", "taken", "lago"] == 2
+
+
+async def measured(front: Front) -> dict[tuple[str, ...], float]:
+    return values((await scraped(front))[1])
+
+
+async def until_measured(front: Front, waiting: dict[str, float]) -> None:
+    """Of each sink what /metrics has to say in the end."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            told = await measured(front)
+            if {name: told["penstock_sink_waiting", name] for name in waiting} == waiting:
+                return
+            await asyncio.sleep(0.02)
 
 
 async def test_tenants_come_by_the_customer_that_their_metadata_names(open_front, lago, hook):

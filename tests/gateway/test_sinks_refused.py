@@ -42,11 +42,14 @@ async def test_a_receiver_that_takes_nothing_is_asked_again_less_and_less_often(
         assert status.last_error
         assert status.retry_at == int(bench.wall.at + backoff_s(num_tries))
         bench.wall.at += backoff_s(num_tries) - 0.1
+        assert bench.delivery.is_waiting
         await bench.restart().deliver()
         assert bench.receiver.num_posts == num_tries
+        assert bench.delivery.is_waiting
         bench.wall.at += 0.1
     await bench.delivery.deliver()
     assert bench.values() == bench.expected(row)
+    assert (bench.delivery.is_waiting, bench.delivery.num_taken) == (False, len(bench.values()))
     assert (await bench.status()).state == "current"
     for secret in (KEY, "hidden"):
         assert secret not in caplog.text
