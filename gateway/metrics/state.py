@@ -154,7 +154,7 @@ def _upstreams(gw: Gateway) -> Iterator[Sample]:
             continue
         who = (known.terms.model, known.terms.name)
         yield Sample("penstock_upstream_requests", who, view.num_open)
-        yield Sample("penstock_upstream_up", who, view.state != "open")
+        yield Sample("penstock_upstream_up", who, float(view.state != "open"))
         if view.latency_ms is not None:
             yield Sample("penstock_upstream_latency_seconds", who, 1e-3 * view.latency_ms)
         for name, num in (

@@ -27,6 +27,7 @@ from policies.observing import Metrics, Tracing
 from policies.policy import Budget, Policy, Price
 from policies.policy import Limits as Ceilings
 from policies.settings import CLASSES
+from policies.upstreams.terms import Upstream
 from tests.builders import an_entry, until
 from tests.gateway.conftest import ADMIN_KEY, Front
 
@@ -198,10 +199,12 @@ async def test_who_may_read_is_configured(open_front, access, headers, expected)
         assert status == expected
 
 
-async def test_what_a_process_says_of_itself_is_read_by_the_others(front: Front, tmp_path, monkeypatch):
-    await front.answered()
-    assert front.gw.metrics is not None
-    own = await front.gw.metrics.families(front.gw)
+async def test_what_a_process_says_of_itself_is_read_by_the_others(open_front, tmp_path, monkeypatch):
+    far = Upstream(name="far-1", model="far", url="http://127.0.0.1:1/v1", probe_s=0.0)
+    async with open_front(upstreams=(far,)) as front:
+        await front.answered()
+        own = await front.gw.metrics.families(front.gw)
+    assert "penstock_upstream_up" in own
     (tmp_path / "metrics").mkdir()
     mine = shared.Files(tmp_path / "metrics")
     monkeypatch.setattr(shared.os, "getpid", lambda: 4_000_000)
