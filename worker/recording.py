@@ -26,7 +26,7 @@ class Record(Protocol):
 
 
 class CudaRecord:
-    """All graphs share one pool of memory for what is in between: they never run at the same time."""
+    """Graphs share a pool of memory for what is in between: they never run at the same time."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -57,6 +57,8 @@ class CudaRecord:
             with contextlib.suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(stream.device_index, self._pool)
                 torch._C._cuda_releasePool(stream.device_index, self._pool)
+                # Of pinned memory it goes on to, and cannot be told; no other graph is recorded in that pool.
+                self._pool = torch.cuda.graph_pool_handle()
             raise
         self._graphs.add(graph)
         return graph.replay

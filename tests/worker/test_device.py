@@ -69,10 +69,10 @@ def test_memory_that_runs_out_is_known_by_whoever_says_so(error, is_that):
 
 
 @pytest.mark.parametrize("ends_itself", [False, True], ids=["torch 2.11", "later"])
-def test_a_recording_that_breaks_off_holds_no_memory(monkeypatch, ends_itself):
+def test_a_recording_that_breaks_off_holds_no_memory_and_the_next_is_made(monkeypatch, ends_itself):
     """Whoever records holds the pool, and a graph that was made lets go of it when it is dropped; in later versions of
-    torch so does one that was not."""
-    holders, recording, handles = Counter[int](), set[int](), count(1)
+    torch so does one that was not. Pinned memory has pools of the same names, which nobody else ends recording to."""
+    holders, recording, pinned, handles = Counter[int](), set[int](), set[int](), count(1)
 
     class Graph:
         pool = 0
@@ -86,6 +86,9 @@ def test_a_recording_that_breaks_off_holds_no_memory(monkeypatch, ends_itself):
     def graph(own, pool, capture_error_mode):
         holders[pool] += 1
         recording.add(pool)
+        if pool in pinned:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        pinned.add(pool)
         is_broken = True
         try:
             yield
@@ -93,6 +96,7 @@ def test_a_recording_that_breaks_off_holds_no_memory(monkeypatch, ends_itself):
         finally:
             if ends_itself or not is_broken:
                 recording.remove(pool)
+                pinned.remove(pool)
                 own.pool = pool
 
     def end(device_index, pool):
@@ -129,5 +133,7 @@ def test_a_recording_that_breaks_off_holds_no_memory(monkeypatch, ends_itself):
     try_it()
     assert not recording
     assert list((+holders).values()) == [1]
-    del replay
+    another = record(lambda: None)
+    assert sum((+holders).values()) == 2
+    del replay, another
     assert not +holders
