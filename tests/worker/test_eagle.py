@@ -188,6 +188,32 @@ def test_a_text_longer_than_those_it_was_trained_on_is_followed_to_its_end(famil
         assert draft == reference(families.oracle("llama"), head, token_ids, len(draft))
 
 
+def test_memory_that_is_short_behind_a_step_costs_no_drafts_but_those_of_that_step(families, tmp_path, monkeypatch):
+    head, num_steps = random_head(), 0
+    target, drafter = drafter_of(families, saved(head, tmp_path))
+    fused = eagle.Eagle.fused
+
+    def fused_in_most_steps(own, tapped):
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps in (1, 9):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return fused(own, tapped)
+
+    monkeypatch.setattr(eagle.Eagle, "fused", fused_in_most_steps)
+    arrivals = [(0, wire.Submit("long", STEMS[0][:20], Sampling(30, temperature=0.0, ignore_eos=True)))]
+    expected, _ = run(families.engine("llama", speculation=SpeculationSettings(enabled=False)), arrivals)
+    guessing = families.engine("llama")
+    guessing._runner, drafter = target, Recorded(drafter._eagle, clock())
+    guessing._speculation = Speculation([drafter], 3, everything, clock())
+    guessing.speculates = True
+    answers, _ = run(guessing, arrivals)
+    assert answers == expected
+    drafts = [len(token_ids) for token_ids, draft in drafter.said if draft]
+    assert max(drafts) > 35  # behind the prompt's 20, and the steps without
+    assert num_steps > 9
+
+
 class Computed:
     """As far as a drafter looks at a sequence when a step is over."""
 

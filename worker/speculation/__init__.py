@@ -17,6 +17,7 @@ from typing import Self
 from policies import settings
 from policies.costs import StepCosts, Work
 from policies.speculation import BEHIND_WEIGHT, Own, Survival, allot, best_length
+from worker.device import is_out_of_memory
 from worker.sequence import Sequence
 from worker.speculation.account import Account
 from worker.speculation.drafter import NO_DRAFT, Draft, Drafter, Watcher
@@ -258,6 +259,9 @@ class Speculation:
             try:
                 call(watcher)
             except Exception as error:
+                if is_out_of_memory(error):  # there may be enough in the next step
+                    log.warning("drafter %s has seen nothing of a step: %s", watcher.name, error)
+                    continue
                 log.warning("drafter %s is switched off", watcher.name, exc_info=error)
                 self._watchers.remove(watcher)
                 self.num_faults[watcher.name] += 1

@@ -60,7 +60,7 @@ class Watcher(Drafter, Protocol):
 
     def computed(self, batch: Run[tuple[Sequence, int]]) -> None:
         """The target has just computed so many tokens of each, and the draft of each behind them; called before any of
-        it is noted on them. If it raises, it is not told of anything any more."""
+        it is noted on them. If it raises, it is not told of anything any more, unless memory was short."""
         ...
 
     def watch(self, sequences: Run[Sequence], rows: Run[int]) -> None:
