@@ -314,3 +314,24 @@ def test_torchs_attention_of_several_prompts_is_used_where_it_shares_keys_among_
         bounds = torch.tensor([0, 3], dtype=torch.int32)
         alone = of_torch_2_11(*heads, bounds, bounds, 3, 3, scale=0.1, window_size=(-1, 0))
         torch.testing.assert_close(found(*heads, bounds, bounds, 3, 3, scale=0.1, window_size=(-1, 0)), alone)
+
+
+def test_keys_that_heads_share_are_not_copied_for_each_of_them(monkeypatch):
+    """Nor is torch asked to: on CUDA, where there is a mask, it would copy them."""
+    attend, asked = F.scaled_dot_product_attention, []
+
+    def noted(queries, keys, values, **how):
+        asked.extend([each, len(each) * each[0, 0].numel()] for each in (keys, values))
+        assert keys.shape[:2] == values.shape[:2] == queries.shape[:2]
+        assert not how.get("enable_gqa")
+        return attend(queries, keys, values, **how)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", noted)
+    for group, num_kv_heads in ((4, 1), (3, 2)):
+        extents, num_blocks = extents_of([(30, 1, False), (0, 1, True), (20, 5, False)], 16, random.Random(1))
+        cache = filled(num_kv_heads, 16, num_blocks, 16, torch.float32)
+        heads = torch.randn(7, (group + 2) * num_kv_heads, 16)
+        plan = GatheredAttention(cache, Scores(0.25, (0,))).plan(extents, slots_of(extents, 16))
+        plan.attend(0, *heads.split((group * num_kv_heads, num_kv_heads, num_kv_heads), 1))
+    assert len(asked) == 8
+    assert all(each.untyped_storage().nbytes() == 4 * num_numbers for each, num_numbers in asked)

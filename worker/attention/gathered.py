@@ -89,17 +89,29 @@ class GatheredPlan:
         for group in self.groups:
             window = self.scores.windows[layer]
             seen = group.seen[window]
-            past = self.cache.read(layer, group.places[window], queries.dtype)
-            k, v = (each.transpose(0, 1) for each in past)
-            q = queries[group.rows].view(len(k), -1, num_heads, head_dim)
+            keys, values = self.cache.read(layer, group.places[window], queries.dtype)
+            q = queries[group.rows].view(len(seen), -1, num_heads, head_dim)
             if self.scores.softcap or self.scores.sinks:
-                sinks = self.scores.sinks_of(layer)
+                k, v, sinks = keys.transpose(0, 1), values.transpose(0, 1), self.scores.sinks_of(layer)
                 mixed = torch.stack(
                     [attend_plainly(*one, self.scores, sinks) for one in zip(q, k, v, seen, strict=True)]
                 )
             else:
-                mixed = F.scaled_dot_product_attention(
-                    q.transpose(1, 2), k, v, attn_mask=seen[:, None], scale=self.scores.scale, enable_gqa=True
-                ).transpose(1, 2)
+                mixed = _attend(q, keys, values, seen, self.scores.scale)
             out[group.rows] = mixed.reshape(len(group.rows), -1)
         return out
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """queries [num_sequences, num_queries, num_heads, head_dim], keys and values [num_kv_heads, num_sequences,
+    num_positions, head_dim], seen [num_sequences, num_queries, num_positions] -> as queries.
+
+    To torch each KV head of each sequence is a text of its own, whose heads have the same keys: for heads that share
+    them it has no kernel on CUDA where there is a mask, and would copy them for each.
+    """
+    num_kv_heads, num_sequences = keys.shape[:2]
+    heads = queries.unflatten(2, (num_kv_heads, -1)).permute(2, 0, 3, 1, 4)
+    k, v = (each.flatten(0, 1)[:, None].expand(-1, heads.shape[2], -1, -1) for each in (keys, values))
+    mask = seen.expand(num_kv_heads, *seen.shape).flatten(0, 1)[:, None]
+    mixed = F.scaled_dot_product_attention(heads.flatten(0, 1), k, v, attn_mask=mask, scale=scale)
+    return mixed.unflatten(0, (num_kv_heads, num_sequences)).permute(1, 3, 0, 2, 4).flatten(2, 3)
