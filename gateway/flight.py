@@ -99,7 +99,7 @@ class Flight:
         self.turn: Turn | None = None
         """Its place in the line, and its part in the line's accounts once it was sent; None: nobody waited then."""
         self.is_let_in = False
-        """With an earlier prompt of the same request: no line is too long for it."""
+        """With the other prompts of the same request: no line is too long for it, and it leaves its place to nobody."""
         self.num_sequences = request.num_sequences
         self.worker: Worker | None = None
         """The one that computes it; None while it waits in line and after its end."""

@@ -89,6 +89,8 @@ class Flights:
         try:
             for each in submits[:MAX_AT_ONCE]:
                 self._flights[each.request_id] = send(each, None)
+            for flight in self._flights.values():
+                flight.is_let_in = True
         except BaseException:
             self.close()
             raise

@@ -95,20 +95,23 @@ class WaitingLine:
 
     def enter(self, flight: Flight, pace: Pace | None, num_workers: float, prefill_s: float) -> None:
         """Waits from now on; ``prefill_s`` is what comes after the wait; ``num_workers`` as for ``promise.wait_s``.
-        Raises QueueFull and SlowDown."""
+        Raises QueueFull and SlowDown; where it has the place of another one, that one hears QueueFull."""
         order = flight.order
         lane = self.lanes[order.sla_class]
         record, terms = self._records[lane.name], lane.terms
         wait = None if pace is None else wait_s(pace, self._behind(order), order, num_workers)
+        aside: Flight | None = None
         if len(lane) >= terms.max_waiting and not flight.is_let_in:
-            record.num_full += 1
-            raise errors.QueueFull(
-                f"{len(lane)} requests of the class '{lane.name}' wait for the model '{self._model}' already. "
-                "Please try again.",
-                retry_after_s=1.0 if pace is None else self._turnover_s(pace, lane, order, num_workers),
-            )
+            aside = self._aside_for(order)
+            if aside is None:
+                record.num_full += 1
+                raise self._full(lane, order, pace, num_workers)
         if wait is not None:
             self.check(flight, wait + prefill_s)
+        if aside is not None:
+            record.num_full += 1
+            self.leave(aside)
+            aside.fail(self._full(lane, aside.order, pace, num_workers))
         flight.turn = self.lanes.add(order, flight)
         self._streams[lane.name].came(order, self._clock.now())
         self._watch(lane)
@@ -117,7 +120,7 @@ class WaitingLine:
         """Until the first token of a request that would enter now, as far as anything is known; None: there is no room
         for it."""
         lane = self.lanes[order.sla_class]
-        if len(lane) >= lane.terms.max_waiting:
+        if len(lane) >= lane.terms.max_waiting and self._aside_for(order) is None:
             return None
         if pace is None or not len(self):
             return prefill_s
@@ -215,6 +218,18 @@ class WaitingLine:
                 )
             )
         return views
+
+    def _aside_for(self, order: Order) -> Flight | None:
+        """Who leaves its place in a line that is full to such a request; None: nobody."""
+        turns = self.lanes[order.sla_class].aside_for(order.tenant_id)
+        return next((turn.item for turn in turns if not turn.item.is_let_in), None)
+
+    def _full(self, lane: Lane, order: Order, pace: Pace | None, num_workers: float) -> errors.QueueFull:
+        return errors.QueueFull(
+            f"{len(lane)} requests of the class '{lane.name}' wait for the model '{self._model}' already. "
+            "Please try again.",
+            retry_after_s=1.0 if pace is None else self._turnover_s(pace, lane, order, num_workers),
+        )
 
     def _behind(self, order: Order) -> list[Behind]:
         return waits_behind(self.lanes, order, self._streams, self._clock.now())

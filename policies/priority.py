@@ -15,6 +15,10 @@ is lifted to the smallest count among those that wait already: idling earns noth
 
 **Within a tenant** the earliest deadline goes first.
 
+**A line that is full** has an equal part of its places for each tenant that waits there. Whoever comes to it with less
+than that has a place of the tenant that has most of them, who gives up what would go last (the buffer stealing of
+McKenney's stochastic fairness queueing, INFOCOM '90). So nobody keeps others out by asking for more.
+
 **The longest wait.** Let K be the cost of the class's first request, s its share, L the largest cost of any request
 and n the number of classes. From the moment a class has requests waiting, or had its last turn, at most
 ``K / s + n * L`` tokens are sent before its next turn, whatever the others ask for: K / s and a part of one request
@@ -145,6 +149,14 @@ class Lane:
         """Requests of this tenant that wait here."""
         account = self._accounts.get(tenant_id)
         return 0 if account is None else account.num_waiting
+
+    def aside_for(self, tenant_id: str) -> list[Turn]:
+        """Those that may leave their place to one more of this tenant, where all are taken; first the one to do so."""
+        num_own = self.waiting_of(tenant_id)
+        if num_own >= len(self) // (self.num_tenants + (num_own == 0)):
+            return []
+        _, _, account = max(self._listed, key=lambda listed: listed[2].num_waiting)
+        return sorted([turn for turn in account.turns if turn in self.waiting], reverse=True)
 
     def serve(self, tenant_id: str, weight: float, num_tokens: int) -> None:
         """So many tokens went to this tenant; nothing while nobody waits."""

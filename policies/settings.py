@@ -112,7 +112,8 @@ class SlaClass(Section, frozen=True, kw_only=True):
     max_wait_s: Seconds = 120.0
     """A request that waited so long for a worker is refused with 408."""
     max_waiting: Positive = 1024
-    """Requests that one model holds in line for this class; one more is refused with 503."""
+    """Requests that one model holds in line for this class; past it, requests of tenants that have more than an equal
+    part of the places are refused with 503."""
     service_tier: Literal["", "default", "flex", "priority"] = ""
     """The ``service_tier`` by which requests ask for it."""
 

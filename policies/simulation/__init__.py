@@ -188,25 +188,29 @@ class _Run:
             line.send(seat, job, trial.classes[sla_class].priority, self._now)
             self._sent(line, seat, job)
             return None
+        if (aside := line.aside_for(order)) is not None:
+            self._give_up(line, aside, "queue_full")
         line.add(job)
         self._advance(line)
         if job.seat is None:
-            self._at(self._now + trial.classes[sla_class].max_wait_s, lambda: self._give_up(line, job))
+            up_at = self._now + trial.classes[sla_class].max_wait_s
+            self._at(up_at, lambda: self._give_up(line, job, "queue_timeout"))
         return None
 
     def _refuse(self, arrival: Arrival, sla_class: str, reason: Reason) -> None:
         for tally in self._tallies.of(arrival.tenant, sla_class):
             tally.refuse(reason)
 
-    def _give_up(self, line: Line, job: Job) -> None:
-        """It has waited as long as its class does."""
+    def _give_up(self, line: Line, job: Job, reason: Reason) -> None:
+        """It has waited as long as its class does, or leaves its place to another one."""
         if job.seat is not None or job.turn is None:
             return
         self._catch_up(line)
         line.remove(job.turn)
+        job.turn = None
         self._meter.close(job.ticket, None, self._now)
         self._num_open -= 1
-        self._refuse(job.arrival, job.order.sla_class, "queue_timeout")
+        self._refuse(job.arrival, job.order.sla_class, reason)
         self._waited(job, self._now)
         self._advance(line)
 

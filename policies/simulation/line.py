@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from policies import promise
 from policies.batching import Limits
 from policies.costs import StepCosts
-from policies.priority import Lanes, Order, Turn
+from policies.priority import Lane, Lanes, Order, Turn
 from policies.promise import Demand
 from policies.room import Room
 from policies.settings import SlaClass
@@ -133,11 +133,24 @@ class Line:
         """Why it may not come: its class's line is full, or its first token would come too late. ``seat``: where it
         goes at once; None: it waits."""
         lane = self.lanes[order.sla_class]
-        if seat is None and len(lane) >= lane.terms.max_waiting:
+        if seat is None and self.is_full(lane) and not lane.aside_for(order.tenant_id):
             return "queue_full"
         if lane.terms.max_ttft_ms and 1e3 * predicted_ttft_s > lane.terms.max_ttft_ms:
             return "slow_down"
         return None
+
+    def aside_for(self, order: Order) -> Job | None:
+        """Who leaves its place in the line to such a request, which may come."""
+        lane = self.lanes[order.sla_class]
+        if not self.is_full(lane):
+            return None
+        job = lane.aside_for(order.tenant_id)[0].item
+        assert isinstance(job, Job)
+        return job
+
+    @staticmethod
+    def is_full(lane: Lane) -> bool:
+        return len(lane) >= lane.terms.max_waiting
 
     def predicted_ttft_s(self, order: Order, seat: Seat | None, now: float) -> float:
         """``seat``: where it would be sent at once; None: it waits."""

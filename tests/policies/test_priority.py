@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
@@ -128,6 +129,16 @@ class SlowLanes:
             for each in self.classes.values():
                 each.credit = 0.0
 
+    def aside_for(self, name, tenant):
+        """Each list that it may be."""
+        counts = Counter(order.tenant_id for _, order in self.of(name))
+        num_tenants = len(counts.keys() | {tenant})
+        if counts[tenant] + 1 > sum(counts.values()) // num_tenants:
+            return [[]]
+        most = [each for each, num in counts.items() if num == max(counts.values())]
+        orders = [sorted(self.of(name, each), key=lambda pair: (pair[1].deadline_at, pair[0])) for each in most]
+        return [[number for number, _ in reversed(each)] for each in orders]
+
     def done(self, taken, num_tokens):
         order, number, was_claim = taken
         if not self.waiting:
@@ -202,6 +213,8 @@ def check(fast, slow):
         assert lane.num_prompt_tokens == sum(order.num_prompt_tokens for order in waiting)
         assert lane.num_expected_tokens == sum(order.num_expected_tokens for order in waiting)
         assert [turn.order for turn in lane.waiting] == waiting
+        for tenant in ("t0", "nobody"):
+            assert [turn.item for turn in lane.aside_for(tenant)] in slow.aside_for(lane.name, tenant)
 
 
 @pytest.mark.parametrize("classes", [THREE, LEVEL, {**THREE, **LEVEL, "spare": a_class(0, 0.01)}], ids=len)

@@ -119,6 +119,14 @@ def test_who_waits_too_long_goes_and_a_full_line_takes_no_more():
     assert outcome.total.longest_wait_ms == 500.0
 
 
+def test_a_tenant_that_finds_the_line_full_of_anothers_requests_has_the_place_of_the_last_of_them():
+    brief = {**CLASSES, "standard": msgspec.structs.replace(CLASSES["standard"], max_wait_s=0.5, max_waiting=3)}
+    arrivals = [*[at(0.0, 100, 1000) for _ in range(10)], at(0.1, 100, 1000, tenant="late")]
+    outcome = run(trial(*arrivals, classes=brief))
+    assert outcome.total.refused == {"queue_full": 3, "queue_timeout": 3}
+    assert outcome.tenants["late"].refused == {"queue_timeout": 1}
+
+
 def test_a_first_token_that_would_come_too_late_is_not_promised():
     strict = {**CLASSES, "standard": msgspec.structs.replace(CLASSES["standard"], max_ttft_ms=2000.0)}
     outcome = run(trial(*[at(0.0, 1000, 300) for _ in range(60)], classes=strict))
