@@ -275,11 +275,12 @@ class Dispatch:
         """All that have not ended, each with its model."""
         return ((model, flight) for model, line in self._lines.items() for flight in line.flights())
 
-    def rest(self, worker: Worker, is_resting: bool) -> None:
-        """A worker that rests is given nothing new and finishes what it has."""
-        (self._resting.add if is_resting else self._resting.discard)(worker.name)
+    def rest(self, name: str, is_resting: bool) -> None:
+        """A worker of this name, be it one that comes later, is given nothing new while it rests, and finishes what it
+        has."""
+        (self._resting.add if is_resting else self._resting.discard)(name)
         for line in self._lines.values():
-            if worker in line.seats:
+            for worker in [worker for worker in line.seats if worker.name == name]:
                 line.rest(worker, is_resting)
 
     def workers(self) -> Sequence[Worker]:

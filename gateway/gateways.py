@@ -27,7 +27,6 @@ from gateway.lanes import LaneView
 from gateway.live import GatewayLive
 from gateway.log_level import Asked, AskedFor
 from gateway.redis import Redis, RedisAway, Script, Word
-from gateway.workers import Worker
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +117,8 @@ class Gateways:
         self._resting: frozenset[str] = frozenset()
         self._num_changes = 0
         """Of who rests, as far as was heard here."""
-        self._put_to_rest: dict[Worker, bool] = {}
+        self._put_to_rest: frozenset[str] = frozenset()
+        """Those of whom dispatch knows it."""
         self.log_level = AskedFor(clock)
         self._num_asked = 0
         self._due = asyncio.Event()
@@ -221,11 +221,9 @@ class Gateways:
             self._resting = frozenset(name.decode() for name in resting)
 
     def _see_to_rest(self) -> None:
-        for worker in self._dispatch.workers():
-            is_resting = worker.name in self._resting
-            if self._put_to_rest.get(worker, False) != is_resting:
-                self._put_to_rest[worker] = is_resting
-                self._dispatch.rest(worker, is_resting)
+        changed, self._put_to_rest = self._resting ^ self._put_to_rest, self._resting
+        for name in changed:
+            self._dispatch.rest(name, name in self._resting)
 
     def _heard(self) -> None:
         self._changed()

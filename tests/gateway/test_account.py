@@ -119,7 +119,7 @@ async def test_the_row_does_not_wait_for_ever_for_a_worker_that_says_nothing(fro
 async def test_a_request_that_never_reached_a_worker_is_not_waited_for(front: Front, monkeypatch):
     monkeypatch.setattr(account, "LAST_WORD_S", 1e9)
     (worker,) = front.gw.dispatch.workers()
-    front.gw.dispatch.rest(worker, True)
+    front.gw.dispatch.rest(worker.name, True)
     call = asyncio.create_task(front.post("/v1/chat/completions", {"model": "demo", "messages": HELLO}))
     await until(front.gw.dispatch.num_waiting)
     call.cancel()

@@ -269,14 +269,14 @@ async def test_a_worker_that_rests_finishes_and_gets_nothing_new(start_scripted_
         resting, busy = dispatch.workers()
         running = send(dispatch, a_submit(max_tokens=50))
         assert running.worker is resting
-        dispatch.rest(resting, True)
+        dispatch.rest(resting.name, True)
         flights = [send(dispatch, a_submit()) for _ in range(5)]
         assert {flight.worker for flight in flights} == {busy}
         assert len(builders.tokens(await answer(running))) == 50
-        dispatch.rest(busy, True)
+        dispatch.rest(busy.name, True)
         late = send(dispatch, a_submit())
         assert late.worker is None
-        dispatch.rest(resting, False)
+        dispatch.rest(resting.name, False)
         assert late.worker is resting
 
 

@@ -23,7 +23,7 @@ async def test_a_worker_that_rests_lets_go_of_what_it_has_when_another_has_room(
         had.say(submit, [20])
         had.say(submit, [30], index=1)
         await until(lambda: flight.num_tokens == 3)
-        dispatch.rest(worker, True)
+        dispatch.rest(worker.name, True)
         assert (await had.cancelled()).index is None
         assert held(dispatch) == 4, "there is a place for it where it goes"
         had.say(submit, [40])  # on its way before the worker was told
@@ -45,7 +45,7 @@ async def test_a_worker_that_rests_finishes_what_nobody_else_has_room_for(tmp_pa
     async with peers(tmp_path) as (dispatch, peer):
         flight = send(dispatch, a_submit(max_tokens=3))
         submit = await peer.submitted()
-        dispatch.rest(flight.worker, True)
+        dispatch.rest(flight.worker.name, True)
         peer.say(submit, [10, 11, 12], "length")
         assert tokens(await answer(flight)) == [10, 11, 12]
         assert peer.is_quiet()
@@ -84,7 +84,7 @@ async def test_a_worker_that_dies_while_it_lets_go_has_let_go(tmp_path):
         had, next_one = (one, other) if flight.worker is dispatch.workers()[0] else (other, one)
         had.say(await had.submitted(), [10])
         await until(lambda: flight.num_tokens == 1)
-        dispatch.rest(flight.worker, True)
+        dispatch.rest(flight.worker.name, True)
         await had.cancelled()
         had.hang_up()
         again = await next_one.submitted()
@@ -99,7 +99,7 @@ async def test_a_reader_that_leaves_while_its_answer_moves_ends_it(tmp_path):
         flight = send(dispatch, a_submit(max_tokens=3))
         had, next_one = (one, other) if flight.worker is dispatch.workers()[0] else (other, one)
         submit = await had.submitted()
-        dispatch.rest(flight.worker, True)
+        dispatch.rest(flight.worker.name, True)
         await had.cancelled()
         flight.close()
         await had.cancelled()
@@ -143,9 +143,9 @@ async def test_after_any_mix_of_losses_rests_and_leaving_every_answer_is_whole_a
                         num_shots += 1
                         worker._process.kill()
                     case 1:
-                        dispatch.rest(worker, True)
+                        dispatch.rest(worker.name, True)
                     case _:
-                        dispatch.rest(worker, False)
+                        dispatch.rest(worker.name, False)
 
         disturbing = asyncio.create_task(disturb())
         async with asyncio.timeout(builders.PATIENCE_S), asyncio.TaskGroup() as tasks:
@@ -153,7 +153,7 @@ async def test_after_any_mix_of_losses_rests_and_leaving_every_answer_is_whole_a
                 tasks.create_task(one())
                 await asyncio.sleep(0.002)
             for worker in dispatch.workers():
-                dispatch.rest(worker, False)
+                dispatch.rest(worker.name, False)
         disturbing.cancel()
         await until(lambda: all(worker.facts for worker in dispatch.workers()))
         await until(lambda: held(dispatch) == 0)  # who left a moment ago is let go when its worker says so

@@ -15,6 +15,7 @@ import pytest
 from gateway import errors
 from gateway.clock import Clock
 from gateway.dispatch import Dispatch, NothingToServe
+from gateway.gateways import Gateways
 from gateway.launcher import Launcher
 from gateway.memory import PROCESS_BYTES, Need
 from gateway.resident import InUse, NotOurs
@@ -249,17 +250,21 @@ async def test_a_lost_worker_is_no_unloaded_one(tmp_path):
         assert states(dispatch) == {"a": "ready"}
 
 
-async def test_a_worker_that_rests_still_rests_when_it_comes_back():
-    async with serving({"a": settings.Model()}) as dispatch:
+async def test_a_worker_that_rests_still_rests_when_it_comes_back_and_works_when_it_is_told_to(clock):
+    async with (
+        serving({"a": settings.Model()}) as dispatch,
+        Gateways(None, clock, 1, dispatch, lambda: None).opened() as alone,
+    ):
         await dispatch.until_ready()
-        dispatch.rest(dispatch.workers()[0], True)
+        await alone.rest("a-0", True)
         dispatch.residence.unload("a")
         await until(lambda: states(dispatch) == {"a": "unloaded"})
         dispatch.residence.load("a")
         await until(lambda: states(dispatch) == {"a": "ready"})
         flight = builders.send(dispatch, builders.a_submit(), "a")
         assert flight.worker is None
-        dispatch.rest(dispatch.workers()[0], False)
+        await alone.rest("a-0", False)
+        assert flight.worker is not None
         await answer(flight)
 
 

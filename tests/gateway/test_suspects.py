@@ -74,18 +74,18 @@ async def test_one_that_must_be_alone_leaves_a_worker_with_answers_to_the_others
     async with peers(tmp_path, 2) as (dispatch, one, other):
         deadly = send(dispatch, a_submit(max_tokens=40))
         had, spare = (one, other) if deadly.worker is dispatch.workers()[0] else (other, one)
-        dispatch.rest(next(worker for worker in dispatch.workers() if worker is not deadly.worker), True)
+        dispatch.rest(next(worker.name for worker in dispatch.workers() if worker is not deadly.worker), True)
         number = dispatch.workers().index(deadly.worker)
         for _ in range(3):
             await had.submitted()
             had.hang_up()
             await lost(dispatch, number)
-        dispatch.rest(dispatch.workers()[number], True)
-        dispatch.rest(dispatch.workers()[1 - number], False)
+        dispatch.rest(dispatch.workers()[number].name, True)
+        dispatch.rest(dispatch.workers()[1 - number].name, False)
         assert (await spare.submitted()).request_id == deadly.request.request_id
         reading = asyncio.create_task(answer(send(dispatch, a_submit(max_tokens=1))))
         await until(lambda: dispatch.workers()[number].facts)
-        dispatch.rest(dispatch.workers()[number], False)
+        dispatch.rest(dispatch.workers()[number].name, False)
         submit = await had.submitted()
         had.say(submit, [10], "length")
         assert tokens(await reading) == [10]

@@ -52,7 +52,7 @@ async def test_a_worker_that_an_operator_drains_or_the_system_stops_lets_its_str
 
 
 async def rested(dispatch, worker, is_resting=True):
-    dispatch.rest(worker, is_resting)
+    dispatch.rest(worker.name, is_resting)
 
 
 async def test_a_prompt_that_ends_its_workers_ends_alone_and_its_neighbours_complete(tmp_path):
