@@ -159,8 +159,14 @@ class Dispatch:
             line.adapters.follow(adapter for adapter in self._adapters.values() if adapter.model == model)
 
     async def try_adapter(self, adapter: Adapter) -> wire.AdapterLoaded:
-        """Has its model's workers read it, until ``end_trial``. Raises AdapterRefused, NobodyThere, ModelNotFound."""
-        return await self._line(adapter.model).adapters.tried(adapter)
+        """Has its model's workers read it, until ``end_trial``; a model that is not loaded is loaded first, for as long
+        as a request of the most important class would wait. Raises AdapterRefused, NobodyThere, and what ``loaded``
+        raises."""
+        line = self._line(adapter.model)
+        if line.ready() is None:
+            classes = self._config.classes
+            await self.residence.ready(line.name, min(classes, key=lambda name: classes[name].priority))
+        return await line.adapters.tried(adapter)
 
     def end_trial(self, adapter: Adapter) -> None:
         """They keep it if it is served by now."""

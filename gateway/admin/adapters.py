@@ -1,7 +1,8 @@
 """Adapters: small changes of a served model, each a ``model`` of its own to clients.
 
 One is loaded when every ready worker of its model has read it, and refused by the reason that a worker gives; a worker
-that comes later loads it before it is sent a request. Requests under way keep the version that they began with.
+that comes later loads it before it is sent a request, and a model that is not loaded is loaded for it. Requests under
+way keep the version that they began with.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ async def one(ask: Ask[Nothing, Nothing]) -> Adapter:
 
 @contextlib.asynccontextmanager
 async def tried(ask: Ask[Nothing, NewAdapter]) -> AsyncIterator[Adapter]:
-    """The workers have read it, and keep it if it is served afterwards. Raises Invalid, ModelUnavailable."""
+    """The workers have read it, and keep it if it is served afterwards. Raises Invalid, and what stands in the way of
+    loading its model."""
     body, dispatch = ask.body, ask.gw.dispatch
     if body.model not in ask.gw.settings.models:
         raise Invalid.of([("model", f"there is no model {body.model} that adapters could change")])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gateway import errors
+from gateway.adapters import Adapter
 from gateway.clock import Clock
 from gateway.dispatch import Dispatch, NothingToServe
 from gateway.gateways import Gateways
@@ -79,6 +80,14 @@ async def test_a_model_is_loaded_by_the_first_who_asks_and_all_who_ask_meanwhile
         assert await asyncio.gather(*asking) == [5] * 5
         assert states(dispatch) == {"a": "ready"}
         assert len(dispatch.workers()) == 1
+
+
+async def test_a_model_is_loaded_by_an_adapter_that_is_to_be_read():
+    async with serving({"a": ON_DEMAND}) as dispatch:
+        await dispatch.until_ready()
+        adapter = Adapter("billie", "a", "billie#1", "/adapters/billie", "", 0)
+        assert (await dispatch.try_adapter(adapter)).adapter == "billie#1"
+        assert states(dispatch) == {"a": "ready"}
 
 
 async def test_an_idle_model_is_unloaded_and_its_process_ends():
