@@ -17,7 +17,7 @@ from gateway.clock import Clock, Timer
 from gateway.flight import Flight
 from gateway.telemetry import Errors, ErrorView
 from policies.priority import Lane, Lanes, Order, Turn
-from policies.promise import Behind, Pace, Stream, demand_of, wait_s, waits_behind
+from policies.promise import NOTHING, Demand, Pace, Stream, demand_of, wait_s, waits_behind
 from policies.settings import SlaClass
 
 NUM_REMEMBERED = 512
@@ -78,14 +78,17 @@ class WaitingLine:
         clock: Clock,
         timed_out: Callable[[], None],
         speed: Callable[[], tuple[Pace | None, float]],
+        ahead: Callable[[int], Demand] = lambda priority: NOTHING,
     ) -> None:
         """``timed_out`` is called when somebody's time was up, and the next may be another. ``speed``: a worker's
-        pace, if it is known, and how many of them there are, as for ``promise.wait_s``."""
+        pace, if it is known, and how many of them there are, as for ``promise.wait_s``. ``ahead``: what is asked for
+        past the line, and goes before all that has this priority."""
         self.lanes = Lanes(classes)
         self._model = model
         self._clock = clock
         self._timed_out = timed_out
         self._speed = speed
+        self._ahead = ahead
         self._records = {name: Record() for name in classes}
         self._streams = {name: Stream() for name in classes}
         """What was let in."""
@@ -99,7 +102,7 @@ class WaitingLine:
         order = flight.order
         lane = self.lanes[order.sla_class]
         record, terms = self._records[lane.name], lane.terms
-        wait = None if pace is None else wait_s(pace, self._behind(order), order, num_workers)
+        wait = None if pace is None else self._wait_s(pace, order, num_workers)
         aside: Flight | None = None
         if len(lane) >= terms.max_waiting and not flight.is_let_in:
             aside = self._aside_for(order)
@@ -122,9 +125,9 @@ class WaitingLine:
         lane = self.lanes[order.sla_class]
         if len(lane) >= lane.terms.max_waiting and self._aside_for(order) is None:
             return None
-        if pace is None or not len(self):
+        if pace is None or self._is_empty(lane):
             return prefill_s
-        return wait_s(pace, self._behind(order), order, num_workers) + prefill_s
+        return self._wait_s(pace, order, num_workers) + prefill_s
 
     def check(self, flight: Flight, ttft_s: float) -> None:
         """Notes what is predicted. Raises SlowDown where that is too late."""
@@ -194,8 +197,8 @@ class WaitingLine:
             oldest: Turn | None = next(iter(lane.waiting), None)
             order = Order("", lane.name, 1.0, 1, 1, now)
             wait = 0.0
-            if pace is not None and self.lanes.num_waiting:
-                wait = wait_s(pace, self._behind(order), order, num_workers)
+            if pace is not None and not self._is_empty(lane):
+                wait = self._wait_s(pace, order, num_workers)
             back = [flight.standing for flight in returning if flight.order.sla_class == lane.name]
             off_s = sorted(map(abs, record.latest_s))
             views.append(
@@ -231,15 +234,22 @@ class WaitingLine:
             retry_after_s=1.0 if pace is None else self._turnover_s(pace, lane, order, num_workers),
         )
 
-    def _behind(self, order: Order) -> list[Behind]:
-        return waits_behind(self.lanes, order, self._streams, self._clock.now())
+    def _wait_s(self, pace: Pace, order: Order, num_workers: float) -> float:
+        """As ``promise.wait_s``, behind all that goes before it."""
+        behind = waits_behind(self.lanes, order, self._streams, self._clock.now())
+        ahead = self._ahead(self.lanes[order.sla_class].terms.priority)
+        return pace.seconds(ahead) / num_workers + wait_s(pace, behind, order, num_workers)
+
+    def _is_empty(self, lane: Lane) -> bool:
+        """Nobody waits whom somebody of this class might have to wait for."""
+        return not self.lanes.num_waiting and self._ahead(lane.terms.priority) == NOTHING
 
     def _again_s(self, lane: Lane, order: Order) -> float:
         """Until a request like this one would be sent in time, as the line stands."""
         pace, num_workers = self._speed()
         if pace is None:
             return 1.0
-        return max(1.0, wait_s(pace, self._behind(order), order, num_workers) - lane.terms.max_wait_s)
+        return max(1.0, self._wait_s(pace, order, num_workers) - lane.terms.max_wait_s)
 
     def _turnover_s(self, pace: Pace, lane: Lane, order: Order, num_workers: float) -> float:
         """Until one more of this lane has gone, at the pace that its guarantee gives it."""

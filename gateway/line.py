@@ -56,8 +56,8 @@ class Line:
         self._first = min(classes.values(), key=lambda terms: terms.priority)
         """What goes on its class's guarantee goes as one of these: it is not put back for anybody."""
         self._bounded = {name for name, terms in classes.items() if terms.max_ttft_ms}
-        self._waiting = WaitingLine(name, classes, clock, self._advance, self.seats.speed)
         self._returning = Returning(limits, self.priorities, clock, self._gave_up_waiting)
+        self._waiting = WaitingLine(name, classes, clock, self._advance, self.seats.speed, self._returning.demand)
         self._has_leaving = False
         """A worker that takes nothing more may have flights that could go on elsewhere."""
         self._is_closing = False

@@ -16,6 +16,8 @@ from gateway import errors, telemetry
 from gateway.clock import Clock, Timer
 from gateway.flight import Flight
 from policies import settings
+from policies.costs import pairs
+from policies.promise import Demand
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +69,19 @@ class Returning:
     def priority(self, flight: Flight) -> float:
         """That of its class, or before all of them."""
         return -math.inf if flight.standing == "alone" else self._priorities[flight.order.sla_class]
+
+    def demand(self, priority: float) -> Demand:
+        """What those ask for that go before all of this priority."""
+        num_requests = num_prompt = num_pairs = num_left = 0
+        for flight in self._waiting:
+            if self.priority(flight) > priority:
+                break
+            num_known = flight.num_known_tokens
+            num_requests += 1
+            num_prompt += num_known
+            num_pairs += pairs(num_known, 0)
+            num_left += max(0, flight.order.num_expected_tokens - flight.num_tokens)
+        return Demand(num_requests, num_prompt, num_pairs, num_left)
 
     def place(self, flight: Flight) -> tuple[float, float]:
         """By which they are ordered, smaller first."""

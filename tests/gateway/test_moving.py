@@ -109,6 +109,23 @@ async def test_a_reader_that_leaves_while_its_answer_moves_ends_it(tmp_path):
         assert next_one.is_quiet()
 
 
+async def test_who_comes_is_promised_no_more_than_is_left_behind_those_that_go_on_first(tmp_path, clock):
+    async with peers(tmp_path, 2, clock, max_sequences=1) as (dispatch, *played):
+        weights = (0.1, 0.01, 0.01, 0.0, 0.0, 0.0, 0.0)
+        for peer in played:
+            peer.send(wire.Stats(0, 0, 64, 0, 0, 64, 0, 0, 0, 0, 0, 0.0, cost_weights=weights))
+        await until(lambda: all(worker.stats for worker in dispatch.workers()))
+        for _ in range(4):
+            send(dispatch, a_submit(max_tokens=28))
+        before = {view.sla_class: view.predicted_ttft_ms for view in dispatch.queues()}
+        played[0].hang_up()  # and as the clock stands still it does not come back
+        await until(lambda: dispatch.num_waiting() == 2)
+        after = {view.sla_class: view.predicted_ttft_ms for view in dispatch.queues()}
+        # The work of each is 4 prompt tokens and 28 steps of 0.11 s: 3.12 s; that of whoever comes 0.12 s.
+        for sla_class, wait_s in (("interactive", 0.0), ("standard", 2 * 3.12 + 0.12)):
+            assert after[sla_class] - before[sla_class] == pytest.approx(1e3 * wait_s), sla_class
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_after_any_mix_of_losses_rests_and_leaving_every_answer_is_whole_and_nothing_is_held(tmp_path, seed):
     """A seeded walk over two workers that are shot, put to rest and woken."""
