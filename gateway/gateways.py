@@ -1,9 +1,9 @@
 """Which gateways share this installation: each says once a second that it lives, and tells the others of changes.
 
 Their number divides the limits while Redis is away, their reports make up the live queues of all, a worker that rests
-does so for each of them, and a notice makes a change effective everywhere at once. All of it is a help and nothing
-more: without Redis things stay as they were last heard, and changes are found by looking at the store. A Redis that
-comes back with less than it had is told again who rests.
+does so for each of them that uses it, and a notice makes a change effective everywhere at once. All of it is a help and
+nothing more: without Redis things stay as they were last heard, and changes are found by looking at the store. A Redis
+that comes back with less than it had is told again who rests.
 """
 
 from __future__ import annotations
@@ -115,6 +115,9 @@ class Gateways:
         self._live = live
         self._elsewhere = elsewhere
         self._resting: frozenset[str] = frozenset()
+        """Of the workers that all of them use, as are the changes."""
+        self._resting_here: frozenset[str] = frozenset()
+        """Of those that were started here: another gateway may have some of the same name."""
         self._num_changes = 0
         """Of who rests, as far as was heard here."""
         self._put_to_rest: frozenset[str] = frozenset()
@@ -166,12 +169,14 @@ class Gateways:
     @property
     def resting(self) -> frozenset[str]:
         """Names of workers that are given nothing new."""
-        return self._resting
+        return self._resting | self._resting_here
 
     async def rest(self, worker_name: str, is_resting: bool) -> None:
-        """Has a worker given nothing new, or has it work again, by all gateways. Raises RedisAway."""
-        if self._redis is None:
-            self._resting = self._resting | {worker_name} if is_resting else self._resting - {worker_name}
+        """Has a worker given nothing new, or has it work again, by all gateways that use it. Raises RedisAway."""
+        is_ours = any(worker.is_ours for worker in self._dispatch.workers() if worker.name == worker_name)
+        if self._redis is None or is_ours:
+            others = self._resting_here - {worker_name}
+            self._resting_here = others | {worker_name} if is_resting else others
         else:
             keys = [self._redis.key(name) for name in ("resting", "resting:changes")]
             command = "SADD" if is_resting else "SREM"
@@ -221,9 +226,10 @@ class Gateways:
             self._resting = frozenset(name.decode() for name in resting)
 
     def _see_to_rest(self) -> None:
-        changed, self._put_to_rest = self._resting ^ self._put_to_rest, self._resting
+        resting = self.resting
+        changed, self._put_to_rest = resting ^ self._put_to_rest, resting
         for name in changed:
-            self._dispatch.rest(name, name in self._resting)
+            self._dispatch.rest(name, name in resting)
 
     def _heard(self) -> None:
         self._changed()

@@ -86,6 +86,8 @@ class Worker:
         """``child``: what to tell the process that ``launcher`` starts here; None when the worker at ``address`` is not
         ours. ``asks``: it will be sent requests."""
         self.name = name
+        self.is_ours = child is not None
+        """Started here, and nobody else's."""
         self.facts: wire.Ready | None = None
         """What it said of itself; None while it is not ready."""
         self.stats: wire.Stats | None = None

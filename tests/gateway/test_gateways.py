@@ -12,6 +12,7 @@ from gateway.gateways import LIVE_S, Gateways
 from gateway.log_level import Asked
 from gateway.redis import Redis, RedisAway
 from policies import settings
+from tests import builders
 from tests.builders import PATIENCE_S, a_submit, answer, dispatching, send, until
 from tests.conftest import PATIENT_MS
 from tests.ports import free_port
@@ -137,6 +138,28 @@ async def test_a_worker_rests_for_all_gateways_until_it_is_told_to_work_again(re
         await found[1].rest(worker.name, False)
         async with asyncio.timeout(PATIENCE_S):
             assert all(await asyncio.gather(*waiting))
+
+
+async def test_a_worker_rests_at_the_gateway_alone_that_has_started_it(redis_settings):
+    async with contextlib.AsyncExitStack() as stack:
+        clock, dispatches, found = Clock(), [], []
+        for _ in range(2):
+            dispatch = await stack.enter_async_context(dispatching(replicas=1, command=builders.scripted()))
+            redis = Redis(redis_settings, clock)
+            stack.push_async_callback(redis.close)
+            found.append(await stack.enter_async_context(Gateways(redis, clock, 1, dispatch, Ears()).opened()))
+            dispatches.append(dispatch)
+        await found[0].rest("scripted-0", True)
+        await found[1].beat()
+        assert [gateways.resting for gateways in found] == [{"scripted-0"}, set()]
+        flights = [send(dispatch, a_submit()) for dispatch in dispatches]
+        assert [flight.sent_at is None for flight in flights] == [True, False]
+        await found[1].rest("scripted-0", False)
+        await found[0].beat()
+        assert flights[0].sent_at is None
+        await found[0].rest("scripted-0", False)
+        for flight in flights:
+            await answer(flight)
 
 
 async def test_a_redis_that_comes_back_empty_or_older_is_told_again_which_workers_rest(fragile_redis):
