@@ -15,7 +15,7 @@ from gateway.parsers.escaping import NotEscapable
 from gateway.parsers.grammars import ANY_ARGUMENTS, Callable, Held, words_of
 from gateway.parsers.tongue import Tongue
 from gateway.responses.requests import ResponseRequest, tooling_of
-from gateway.responses.tools import FunctionTool, tools_of
+from gateway.responses.tools import FunctionTool, callable_of, saying, tools_of
 from policies import wire
 
 
@@ -48,7 +48,7 @@ async def strictly(gw: Gateway, call: ResponseRequest) -> ResponseRequest:
     """The same, whose functions all say whether they are strict. One that said nothing is so if a grammar can hold the
     model to its schema, and is refused for nothing: so does OpenAI with those of responses, but not of chats. Where an
     upstream may answer it is the upstream's to say. Raises Malformed."""
-    tools = tools_of(call.tools)
+    tools = callable_of(tools_of(call.tools))
     silent = [tool for tool in tools if isinstance(tool, FunctionTool) and tool.strict is None]
     if not silent or gw.upstreams.of(call.model) is not None:
         return call
@@ -59,11 +59,7 @@ async def strictly(gw: Gateway, call: ResponseRequest) -> ResponseRequest:
     if can is None:
         can = await _strict(gw, call, silent, tongue)
         gw.grammars.strict.put(digest, tongue, can)
-    said = [
-        {**given, "strict": tool.name in can} if tool in silent else given
-        for given, tool in zip(call.tools or (), tools, strict=True)
-    ]
-    return msgspec.structs.replace(call, tools=said)
+    return msgspec.structs.replace(call, tools=[saying(given, can) for given in call.tools or ()])
 
 
 async def _strict(

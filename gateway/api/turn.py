@@ -71,7 +71,7 @@ class Question:
         try:
             return await prepared(self.gw, self.request, self.caller, chat, shaped)
         except openai.Malformed as error:
-            raise requests.said_of_a_chat(error) from None
+            raise requests.said_of_a_chat(self.call, error) from None
         except errors.GatewayError as error:
             if error.param == "messages":
                 error.param = "input"

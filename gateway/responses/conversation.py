@@ -16,6 +16,7 @@ from gateway.responses.items import (
     ReasoningItem,
     text_of,
 )
+from gateway.responses.tools import full_name
 
 Message = dict[str, Any]
 LEADING = ("system", "developer")
@@ -37,13 +38,13 @@ def messages_of(instructions: str | None, items: Sequence[AnyItem]) -> list[Mess
                 )
             case FunctionCallItem():
                 called.add(item.call_id)
-                call = {"name": item.name, "arguments": item.arguments}
+                call = {"name": full_name(item.namespace, item.name), "arguments": item.arguments}
                 _turn(messages).setdefault("tool_calls", []).append(
                     {"id": item.call_id, "type": "function", "function": call}
                 )
             case CustomToolCallItem():
                 called.add(item.call_id)
-                custom = {"name": item.name, "input": item.input}
+                custom = {"name": full_name(item.namespace, item.name), "input": item.input}
                 _turn(messages).setdefault("tool_calls", []).append(
                     {"id": item.call_id, "type": "custom", "custom": custom}
                 )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from gateway import errors, failures, openai
 from gateway.parsers import Content, Event, Reasoning, Refusal, ToolArguments, ToolCallBegin, ToolInput
@@ -30,6 +31,7 @@ from gateway.responses.items import (
     id_of,
 )
 from gateway.responses.shapes import IncompleteDetails, ResponseBody, ResponseError, ResponseUsage
+from gateway.responses.tools import names_of
 from policies import terms
 
 _json = msgspec.json.encode
@@ -64,6 +66,7 @@ class Events:
         self._logprobs: list[openai.ChatLogprob] = []
         """Of tokens whose text has not come yet."""
         self._in_summary = body.reasoning.summary is not None
+        self._names = names_of(body.tools)
         self._cut: IncompleteDetails | None = None
         """Why not all of it is said."""
 
@@ -88,7 +91,7 @@ class Events:
         return self._taken()
 
     def last(self, extras: openai.PenstockExtras | None) -> bytes:
-        self.body = replace(self.body, penstock=msgspec.UNSET if extras is None else extras)
+        self.body = replace(self.body, penstock=UNSET if extras is None else extras)
         if self._cut is None:
             self._end("completed", completed_at=int(time.time()))
         else:
@@ -214,7 +217,8 @@ class Events:
             "custom_tool_call": CustomToolCallItem,
         }
         item_id = id_of(types[kind], self.body.id, self._num_input_items + number)
-        item = self._item = _Open(kind, item_id, number, call_id, name, self._in_summary)
+        named = self._names.get(name, (UNSET, name))
+        item = self._item = _Open(kind, item_id, number, call_id, named, self._in_summary)
         self._say("response.output_item.added", output_index=number, item=item.begun())
         match kind:
             case "message":
@@ -286,10 +290,19 @@ def _beside(delta: str) -> str:
 class _Open:
     """An item that is being written."""
 
-    def __init__(self, kind: str, item_id: str, number: int, call_id: str, name: str, in_summary: bool) -> None:
+    def __init__(
+        self,
+        kind: str,
+        item_id: str,
+        number: int,
+        call_id: str,
+        named: tuple[str | UnsetType, str],
+        in_summary: bool,
+    ) -> None:
+        """``named``: the namespace of the tool that is called, and its name."""
         self.kind = kind
         self.number = number
-        self.name = name
+        self._namespace, self.name = named
         self.logprobs: list[openai.ChatLogprob] = []
         self.place = {"item_id": item_id, "output_index": number}
         """What its events have."""
@@ -327,10 +340,22 @@ class _Open:
             case "reasoning":
                 return ReasoningItem(id=self._id, status=status, content=[ReasoningText(text)])
             case "custom_tool_call":
-                return CustomToolCallItem(id=self._id, status=status, call_id=self._call_id, name=self.name, input=text)
+                return CustomToolCallItem(
+                    id=self._id,
+                    status=status,
+                    call_id=self._call_id,
+                    name=self.name,
+                    input=text,
+                    namespace=self._namespace,
+                )
             case _:
                 return FunctionCallItem(
-                    id=self._id, status=status, call_id=self._call_id, name=self.name, arguments=text
+                    id=self._id,
+                    status=status,
+                    call_id=self._call_id,
+                    name=self.name,
+                    arguments=text,
+                    namespace=self._namespace,
                 )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from gateway import openai
 from gateway.openai import ChatLogprob, Malformed
@@ -82,6 +83,8 @@ class FunctionCallItem(Item, frozen=True, tag="function_call", kw_only=True):
     call_id: str
     name: str
     arguments: str
+    namespace: str | UnsetType = UNSET
+    """The tool's, where it has one."""
 
 
 class FunctionCallOutputItem(Item, frozen=True, tag="function_call_output", kw_only=True):
@@ -97,6 +100,8 @@ class CustomToolCallItem(Item, frozen=True, tag="custom_tool_call", kw_only=True
     call_id: str
     name: str
     input: str
+    namespace: str | UnsetType = UNSET
+    """As a function's."""
 
 
 class CustomToolCallOutputItem(Item, frozen=True, tag="custom_tool_call_output", kw_only=True):
@@ -149,13 +154,13 @@ PREFIXES: dict[type[AnyItem], str] = {
     CompactionItem: "cmp_",
 }
 """Of ids, by the kind of item."""
-UNSERVED = {"async": False, "caller": {"type": "direct"}, "namespace": None}
+UNSERVED = {"async": False, "caller": {"type": "direct"}}
 """Fields of calls and their outputs: every call is the model's own, and is waited for."""
 SEALED = {"encrypted_content": None}
 """Of reasoning: none is sealed here, and what others have sealed cannot be read."""
-HINTS = ("name", "phase", "prompt_cache_breakpoint")
+HINTS = ("name", "namespace", "phase", "prompt_cache_breakpoint")
 """Fields that change nothing here: an output is its call's, a template knows of no phases, and all prefixes are kept. A
-call's own name is no hint."""
+call's own names are no hints."""
 _TEXTS = ("input_text", "output_text", "refusal")
 _ID = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]+")
 

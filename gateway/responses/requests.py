@@ -6,6 +6,7 @@ refused by name, within items and tools as well (``responses.unserved``).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -18,7 +19,7 @@ from gateway.openai.extras import Extras, check_extras, refused
 from gateway.openai.requests import Metadata, Named, Penalty, PenstockOptions, StreamOptions
 from gateway.responses.context import CacheOptions, Compaction, ImageOptions
 from gateway.responses.conversation import Message
-from gateway.responses.tools import check_nesting, choice_of, tool_of_chat, tools_of
+from gateway.responses.tools import callable_of, check_nesting, choice_of, paths_of, tool_of_chat, tools_of
 
 Include = Literal[
     "file_search_call.results",
@@ -229,6 +230,8 @@ ELSEWHERE = {
 }
 """What would be passed over under a chat's name, and its name here."""
 
+_TOOL = re.compile(r"tools\[(\d+)\]")
+
 A = TypeVar("A", bound=Asked)
 T = TypeVar("T")
 
@@ -268,14 +271,14 @@ def chat_of(call: ResponseRequest, messages: list[Message]) -> openai.ChatReques
     asked["max_completion_tokens"] = call.max_output_tokens
     if call.wants_logprobs:
         asked |= {"logprobs": True, "top_logprobs": call.top_logprobs or 0}
-    return in_our_words(lambda: _chat(asked))
+    return in_our_words(call, lambda: _chat(asked))
 
 
 def tooling_of(call: Asked) -> openai.Tooling | None:
     """As the chat that it means has it. Raises Malformed in a response's words."""
     asked = _of_prompt(call, [])
     chosen = asked["tool_choice"], asked["parallel_tool_calls"]
-    return in_our_words(lambda: openai.tooling(asked["tools"], *chosen, None, None))
+    return in_our_words(call, lambda: openai.tooling(asked["tools"], *chosen, None, None))
 
 
 def counted_chat_of(call: CountRequest, messages: list[Message]) -> openai.ChatRequest:
@@ -283,22 +286,25 @@ def counted_chat_of(call: CountRequest, messages: list[Message]) -> openai.ChatR
     if call.model is None:
         raise Malformed("Missing required parameter: 'model'.", "model", "missing_required_parameter")
     asked = {"model": call.model, "chat_template_kwargs": call.chat_template_kwargs, **_of_prompt(call, messages)}
-    return in_our_words(lambda: _chat(asked))
+    return in_our_words(call, lambda: _chat(asked))
 
 
-def in_our_words(work: Callable[[], T]) -> T:
+def in_our_words(call: Asked, work: Callable[[], T]) -> T:
     """What ``work`` returns. Raises Malformed with the names that a response has for a chat's fields."""
     try:
         return work()
     except Malformed as error:
-        raise said_of_a_chat(error) from None
+        raise said_of_a_chat(call, error) from None
 
 
-def said_of_a_chat(error: Malformed) -> Malformed:
+def said_of_a_chat(call: Asked, error: Malformed) -> Malformed:
     """The same of the response that meant it."""
     message, param = str(error), error.param
     if param is not None and param.startswith("messages"):  # which of the items it came from is not known
         message, param = message.replace(f"'{param}'", "'input'"), "input"
+    if param is not None and (tool := _TOOL.match(param)):  # the chat has those of a namespace beside the others
+        ours = param.replace(tool[0], paths_of(call.tools)[int(tool[1])], 1)
+        message, param = message.replace(param, ours), ours
     for theirs, ours in OURS:
         if param is not None and theirs in param:
             message, param = message.replace(theirs, ours), param.replace(theirs, ours)
@@ -313,7 +319,7 @@ def _chat(asked: dict[str, Any]) -> openai.ChatRequest:
 def _of_prompt(call: Asked, messages: list[Message]) -> dict[str, Any]:
     """What both kinds of request ask of the chat."""
     reasoning, text = call.reasoning or Reasoning(), call.text or TextConfig()
-    tools = [tool_of_chat(tool) for tool in tools_of(call.tools)]
+    tools = [tool_of_chat(tool) for tool in callable_of(tools_of(call.tools))]
     return {
         "messages": messages,
         "tools": tools or None,

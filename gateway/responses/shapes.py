@@ -17,7 +17,7 @@ from gateway.responses.requests import (
     TextConfig,
     TextFormat,
 )
-from gateway.responses.tools import CustomTool, FunctionTool, tools_of
+from gateway.responses.tools import AnyTool, tools_of
 from policies.terms import Usage
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -124,7 +124,7 @@ class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     text: TextBody
     tool_choice: str | dict[str, Any]
-    tools: list[FunctionTool | CustomTool]
+    tools: list[AnyTool]
     top_logprobs: int
     top_p: float
     truncation: str

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, UnsetType
 
 from gateway import openai
 from gateway.openai import Malformed
@@ -15,12 +15,16 @@ from gateway.responses.unserved import check_served
 MAX_NESTING = 200
 UNSERVED = {"allowed_callers": ["direct"], "async": False, "defer_loading": False, "output_schema": None}
 """Fields of tools: every call is the model's own, and is waited for."""
+PASSED_OVER = ("web_search",)
+"""Tools that run at OpenAI and that programs offer beside their own whether or not anybody searches, as Codex does: a
+model that has others does without. ``tools`` of the response does not name them."""
+ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
 
 
 class FunctionTool(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function"):
     """A tool that the client runs itself, as are all."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -40,32 +44,105 @@ class InGrammar(msgspec.Struct, frozen=True, tag_field="type", tag="grammar"):
 class CustomTool(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom"):
     """One that is given a text."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+    name: ToolName
     description: str | None = None
     format: AnyText | InGrammar = AnyText()
 
 
-def tools_of(asked: Sequence[dict[str, Any]] | None) -> list[FunctionTool | CustomTool]:
+Tool = FunctionTool | CustomTool
+
+
+class NamespaceTool(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="namespace"):
+    """Tools that have a name in common: a call says it beside that of the tool."""
+
+    name: ToolName
+    description: str | None = None
+    tools: Annotated[list[Tool], Meta(max_length=1024)]
+
+    def of_chat(self) -> Iterator[Tool]:
+        """Each under both names; what is said of all stands before the first."""
+        said = self.description
+        for tool in self.tools:
+            description = "\n\n".join([text for text in (said, tool.description) if text]) or None
+            yield msgspec.structs.replace(tool, name=full_name(self.name, tool.name), description=description)
+            said = None
+
+
+AnyTool = Tool | NamespaceTool
+
+
+def full_name(namespace: str | UnsetType | None, name: str) -> str:
+    """By which a model knows a tool."""
+    if not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+
+
+def tools_of(asked: Sequence[dict[str, Any]] | None) -> list[AnyTool]:
     """Raises Malformed."""
-    tools: list[FunctionTool | CustomTool] = []
-    for number, given in enumerate(asked or ()):
-        kind, path = given.get("type"), f"tools[{number}]"
-        if kind not in ("function", "custom"):
-            shown = f"'{kind[:40]}'" if isinstance(kind, str) else "this"
-            raise Malformed(
-                f"Invalid '{path}.type': {shown} is not supported by this server, 'function' and 'custom' are",
-                f"{path}.type",
-                "unsupported_value",
-            )
-        check_served(given, path, UNSERVED)
-        if kind == "custom":
-            given = {name: value for name, value in given.items() if value is not None}
-            tools.append(openai.converted(given, CustomTool, path))
+    given = list(enumerate(asked or ()))
+    if any(each.get("type") not in PASSED_OVER for _, each in given):
+        given = [(number, each) for number, each in given if each.get("type") not in PASSED_OVER]
+    tools: list[AnyTool] = []
+    for number, each in given:
+        path = f"tools[{number}]"
+        if each.get("type") != "namespace":
+            tools.append(_tool_of(each, path, "'function', 'custom' and 'namespace' are"))
             continue
-        tool = openai.converted(given, FunctionTool, path)
-        check_nesting(tool.parameters, f"{path}.parameters")
-        tools.append(tool)
+        inner = openai.converted(each.get("tools"), list[dict[str, Any]], f"{path}.tools")
+        own = [_tool_of(tool, f"{path}.tools[{i}]", "'function' and 'custom' are") for i, tool in enumerate(inner)]
+        tools.append(msgspec.structs.replace(openai.converted({**each, "tools": []}, NamespaceTool, path), tools=own))
     return tools
+
+
+def _tool_of(given: dict[str, Any], path: str, served: str) -> Tool:
+    kind = given.get("type")
+    if kind not in ("function", "custom"):
+        shown = f"'{kind[:40]}'" if isinstance(kind, str) else "this"
+        raise Malformed(
+            f"Invalid '{path}.type': {shown} is not supported by this server, {served}",
+            f"{path}.type",
+            "unsupported_value",
+        )
+    check_served(given, path, UNSERVED)
+    if kind == "custom":
+        given = {name: value for name, value in given.items() if value is not None}
+        return openai.converted(given, CustomTool, path)
+    tool = openai.converted(given, FunctionTool, path)
+    check_nesting(tool.parameters, f"{path}.parameters")
+    return tool
+
+
+def callable_of(tools: Sequence[AnyTool]) -> list[Tool]:
+    """All that may be called, by the names that the model knows."""
+    return [each for tool in tools for each in (tool.of_chat() if isinstance(tool, NamespaceTool) else (tool,))]
+
+
+def paths_of(asked: Sequence[dict[str, Any]] | None) -> list[str]:
+    """Where each of them stands in the request."""
+    paths = []
+    for number, given in enumerate(asked or ()):
+        if given["type"] == "namespace":
+            paths += [f"tools[{number}].tools[{inner}]" for inner in range(len(given["tools"]))]
+        elif given["type"] not in PASSED_OVER:
+            paths.append(f"tools[{number}]")
+    return paths
+
+
+def names_of(tools: Sequence[AnyTool]) -> dict[str, tuple[str, str]]:
+    """Of tools with a namespace, by the name that the model knows: that, and their own."""
+    spaces = [tool for tool in tools if isinstance(tool, NamespaceTool)]
+    return {full_name(space.name, tool.name): (space.name, tool.name) for space in spaces for tool in space.tools}
+
+
+def saying(given: dict[str, Any], strict: Collection[str], namespace: str | None = None) -> dict[str, Any]:
+    """A tool that was checked, whose functions all say whether they are ``strict``: those of these names are, if they
+    did not say it."""
+    if given["type"] == "namespace":
+        return {**given, "tools": [saying(tool, strict, given["name"]) for tool in given["tools"]]}
+    if given["type"] != "function" or given.get("strict") is not None:
+        return given
+    return {**given, "strict": full_name(namespace, given["name"]) in strict}
 
 
 def choice_of(choice: dict[str, Any]) -> dict[str, Any]:
@@ -84,7 +161,7 @@ def choice_of(choice: dict[str, Any]) -> dict[str, Any]:
             )
 
 
-def tool_of_chat(tool: FunctionTool | CustomTool) -> dict[str, Any]:
+def tool_of_chat(tool: Tool) -> dict[str, Any]:
     if isinstance(tool, CustomTool):
         custom: dict[str, Any] = {"name": tool.name, "format": {"type": "text"}}
         if isinstance(tool.format, InGrammar):

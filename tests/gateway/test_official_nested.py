@@ -55,7 +55,13 @@ TOOLS: Tree = {
     "tools": {
         "function": fields(tools.FunctionTool) | set(tools.UNSERVED),
         "custom": fields(tools.CustomTool) | set(tools.UNSERVED),
+        "namespace": fields(tools.NamespaceTool),
     },
+    "tools.tools": {
+        "function": fields(tools.FunctionTool) | set(tools.UNSERVED),
+        "custom": fields(tools.CustomTool) | set(tools.UNSERVED),
+    },
+    "tools.tools.format": {"text": fields(tools.AnyText), "grammar": fields(tools.InGrammar)},
     "tools.format": {"text": fields(tools.AnyText), "grammar": fields(tools.InGrammar)},
     "tool_choice": {"function": {"name"}, "custom": {"name"}, "allowed_tools": {"mode", "tools"}},
 }
@@ -179,10 +185,11 @@ OUTPUTS = [
 ]
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}
 CUSTOM = {"type": "custom", "name": "g"}
+SPACE = {"type": "namespace", "name": "n", "description": "Some."}
 PROGRAM = {"type": "program", "caller_id": "p"}
 
 
-OF_CALLS: list[tuple[str, Any]] = [("namespace", "n"), ("async", True), ("caller", PROGRAM)]
+OF_CALLS: list[tuple[str, Any]] = [("async", True), ("caller", PROGRAM)]
 OF_TOOLS: list[tuple[str, Any]] = [
     *(("async", True), ("defer_loading", True)),
     *(("allowed_callers", ["programmatic"]), ("output_schema", {})),
@@ -203,6 +210,10 @@ OF_TOOLS: list[tuple[str, Any]] = [
             for tool in (FUNCTION, CUSTOM)
             for name, value in OF_TOOLS
         ],
+        (
+            {"tools": [CUSTOM, {**SPACE, "tools": [{**FUNCTION, "defer_loading": True}]}]},
+            "tools[1].tools[0].defer_loading",
+        ),
         ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "input[0].encrypted_content"),
         ({"background_options": {"continuation_id": "x"}}, "background_options"),
     ],

@@ -357,6 +357,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"metadata": {"k": 7}}, "metadata"),
     ({"truncation": "some"}, "truncation"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "web_search"}, {"type": "file_search"}]}, "tools[1].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
     ({"tools": [{"type": "function", "name": "f", "parameters": nested(300)}]}, "tools[0].parameters"),
