@@ -16,8 +16,7 @@ from gateway.anthropic.failures import UNTHREADED
 from gateway.openai import ChatRequest, Malformed, decoded, parse_chat
 from gateway.openai.custom import Name
 from gateway.openai.extras import refused
-
-MAX_STOPS = 64
+from gateway.openai.requests import MAX_STOPS
 
 Kind = Literal["adaptive", "between_tools", "disabled", "enabled"]
 StopSequence = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -221,14 +220,14 @@ def parse_message(body: bytes) -> ChatRequest:
         "temperature": asked.temperature,
         "top_p": asked.top_p,
         "top_k": asked.top_k or None,
+        "stop": asked.stop_sequences,
         "stream": asked.stream,
         "user": asked.metadata.user_id if asked.metadata else None,
         "service_tier": _tier(asked),
         "penstock": asked.penstock,
     }
     tells = asked.thinking is None or asked.thinking.display != "omitted"
-    # More stop strings than OpenAI takes are not against what the journey can do, nor is thinking that is not told.
-    return msgspec.structs.replace(_checked(fields), stop=asked.stop_sequences or None, include_reasoning=tells)
+    return msgspec.structs.replace(_checked(fields), include_reasoning=tells)
 
 
 def parse_count(body: bytes) -> ChatRequest:

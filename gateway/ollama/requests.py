@@ -10,13 +10,14 @@ penalties are passed over.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from gateway import openai
 from gateway.openai import CompletionRequest, Malformed, decoded
+from gateway.openai.requests import MAX_STOPS
 
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 Think = bool | Literal["low", "medium", "high", "max"]
@@ -31,7 +32,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=64)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     repeat_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
@@ -108,8 +109,6 @@ class Nothing(NamedTuple):
     done_reason: Literal["load", "unload"]
 
 
-C = TypeVar("C", openai.ChatRequest, CompletionRequest)
-
 _chat = msgspec.json.Decoder(ChatRequest)
 _generate = msgspec.json.Decoder(GenerateRequest)
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -156,7 +155,7 @@ def parse_generate(body: bytes) -> openai.ChatRequest | CompletionRequest | Noth
     fields |= {"prompt": asked.prompt, "suffix": asked.suffix, "logprobs": num_logprobs}
     fields.setdefault("max_tokens", 2**31 - 1)
     fields["reasoning_effort"] = fields["enable_thinking"] = None
-    return _with_stops(openai.parse_completion(_encoded(fields)), asked)
+    return openai.parse_completion(_encoded(fields))
 
 
 def _nothing(asked: Asked) -> Nothing:
@@ -185,6 +184,7 @@ def _fields(asked: Asked) -> dict[str, Any]:
         "top_p": options.top_p,
         "min_p": options.min_p,
         "seed": options.seed,
+        "stop": options.stop,
         "repetition_penalty": options.repeat_penalty,
         "presence_penalty": options.presence_penalty,
         "frequency_penalty": options.frequency_penalty,
@@ -206,12 +206,7 @@ def _as_chat(asked: Asked, fields: dict[str, Any]) -> openai.ChatRequest:
     elif isinstance(asked.format, dict):
         schema = {"name": "format", "schema": asked.format, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return _with_stops(openai.parse_chat(_encoded(fields)), asked)
-
-
-def _with_stops(call: C, asked: Asked) -> C:
-    # More stop strings than OpenAI takes are not against what the journey can do.
-    return msgspec.structs.replace(call, stop=asked.options.stop if asked.options else None)
+    return openai.parse_chat(_encoded(fields))
 
 
 def _encoded(fields: dict[str, Any]) -> bytes:

@@ -24,6 +24,8 @@ from policies.terms import Sampling
 
 MAX_CHOICES = 1024
 """Choices of one request, ``n`` times its prompts."""
+MAX_STOPS = 64
+"""OpenAI takes four; an editor that completes code sends all that could begin something else."""
 
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -57,7 +59,7 @@ class Generation(Extras, frozen=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=4)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

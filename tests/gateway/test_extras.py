@@ -165,6 +165,19 @@ async def test_a_stop_string_is_told_where_it_is_asked_for(front: Front, stream:
     assert said == ["Yes.\n\nHuman:", "No."]
 
 
+async def test_there_may_be_as_many_stop_strings_as_an_editor_sends(front: Front):
+    stops = ["<|fim_prefix|>", "<|fim_suffix|>", "<|endoftext|>", "<|file_sep|>", "/src/", "```", "\n\n", "stone"]
+    for path, body in (ASKED["chat"], ASKED["text"]):
+        call = asyncio.create_task(front.post(path, {**body, "stop": stops}))
+        submit = await front.peer.submitted()
+        front.peer.say(submit, front.ids("a white stone here"))
+        await front.peer.cancelled()
+        front.peer.say(submit, [], "cancelled")
+        status, answer, _ = await call
+        (choice,) = answer["choices"]
+        assert (status, choice.get("text") or choice["message"]["content"]) == (200, "a white ")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_no_stop_string_ends_an_answer_before_its_least_tokens(front: Front, stream: bool):
     first, then = front.ids("a stone and"), front.ids(" one stone more")

@@ -141,7 +141,7 @@ CASES = [
     bad("logit_bias", logit_bias={"5": True}),
     bad("logit_bias", logit_bias={"9" * 400: 1}),
     # Where it ends
-    bad("stop", stop=["a", "b", "c", "d", "e"]),
+    bad("stop", stop=["a"] * 65),
     bad("stop", stop=""),
     bad("stop", stop=7),
     bad("stop", stop=True),
