@@ -131,7 +131,7 @@ def check_message(message: Message, path: str) -> None:
             if (part.refusal if part.type == "refusal" else part.text) is None:
                 missing = f"{where}.{part.type}"
                 raise Malformed(f"Missing required parameter: '{missing}'.", missing, "missing_required_parameter")
-    elif content is None and (message.role != "assistant" or not (message.calls or message.refusal)):
+    elif content is None and (message.role != "assistant" or not (message.calls or message.refusal or message.thought)):
         raise Malformed(
             f"Invalid '{path}.content': text is required here, but it is missing or null", f"{path}.content"
         )
