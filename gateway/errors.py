@@ -57,11 +57,17 @@ class ContextLengthExceeded(InvalidRequest):
     """The prompt, or the prompt with the completion that was asked for, is longer than the model's context."""
 
     code = "context_length_exceeded"
+    counted: tuple[int, int] | None = None
+    """Tokens that there are, at least, and those that may be; None where an upstream counted them."""
 
     @classmethod
-    def of(cls, max_tokens: int, found: str, param: str) -> ContextLengthExceeded:
+    def of(cls, max_tokens: int, num_tokens: int, param: str, how: str = "{}") -> ContextLengthExceeded:
+        """``how`` sure that number is, in words."""
         what = f"This model's maximum context length is {max_tokens} tokens, prompt and completion together. However, "
-        return cls(f"{what}your {param} resulted in {found} tokens. Please reduce their length.", param=param)
+        found = how.format(num_tokens)
+        error = cls(f"{what}your {param} resulted in {found} tokens. Please reduce their length.", param=param)
+        error.counted = num_tokens, max_tokens
+        return error
 
 
 class InvalidApiKey(GatewayError):

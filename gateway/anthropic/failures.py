@@ -69,7 +69,12 @@ def described(failure: GatewayError, request_id: str) -> ErrorBody:
     status = status_of(failure)
     type_ = TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     details = Details(UNTHREADED, ["thread"]) if failure.code == UNTHREADED else None
-    return ErrorBody(error=ErrorDetail(type_, failures.told(failure, NAMES), details), request_id=request_id)
+    message = failures.told(failure, NAMES)
+    if isinstance(failure, errors.ContextLengthExceeded):
+        # The words by which agents know that they have to make a conversation shorter.
+        counted = failure.counted
+        message = f"prompt is too long: {message if counted is None else '{} tokens > {} maximum'.format(*counted)}"
+    return ErrorBody(error=ErrorDetail(type_, message, details), request_id=request_id)
 
 
 def shaped(failure: GatewayError, request_id: str) -> web.Response:

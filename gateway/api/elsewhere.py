@@ -289,11 +289,7 @@ def _room(pool: Pool, num_prompt_tokens: int, asked_tokens: int | None, param: s
         return max(1, asked_tokens or MOST_TOKENS)
     room = most - num_prompt_tokens
     if room < 1:
-        raise errors.ContextLengthExceeded(
-            f"This model's maximum context length is {most} tokens, prompt and completion together. However, your"
-            f" {param} resulted in about {num_prompt_tokens} tokens. Please reduce their length.",
-            param=param,
-        )
+        raise errors.ContextLengthExceeded.of(most, num_prompt_tokens, param, "about {}")
     return max(1, min(asked_tokens or room, room))
 
 

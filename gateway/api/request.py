@@ -145,7 +145,7 @@ def room_for(num_prompt_tokens: int, facts: wire.Ready, param: str) -> int:
         raise InvalidRequest("This model writes nothing: ask it for vectors, at /v1/embeddings.", param="model")
     room = facts.max_model_tokens - num_prompt_tokens
     if room < 1:
-        raise ContextLengthExceeded.of(facts.max_model_tokens, f"{num_prompt_tokens}", param)
+        raise ContextLengthExceeded.of(facts.max_model_tokens, num_prompt_tokens, param)
     return room
 
 

@@ -337,7 +337,7 @@ async def test_every_kind_of_failure_is_one_of_the_clients_own(front: Front, cla
         await asked(claude.with_options(api_key="sk-unknown"))
     with pytest.raises(anthropic.NotFoundError, match="does not exist"):
         await asked(claude, model="another")
-    with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > \d+ maximum'"):
         await asked(claude, messages=[{"role": "user", "content": "one " * 9000}])
     with pytest.raises(anthropic.BadRequestError, match="it is a date"):
         await asked(claude, extra_headers={"anthropic-version": "new"})
