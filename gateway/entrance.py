@@ -26,7 +26,7 @@ from gateway.telemetry import Ended, tell
 
 Endpoint = Callable[[Gateway, web.Request], Awaitable[web.StreamResponse]]
 
-QUIET = frozenset(("/healthz", "/readyz", "/metrics"))
+QUIET = frozenset(("/healthz", "/readyz", "/health", "/metrics"))
 """Asked every few seconds by machines; they are in the log when they fail."""
 PREFLIGHT = "preflight"
 """In the log and in traces: it is answered before anybody asks what the address is."""

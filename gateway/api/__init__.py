@@ -91,7 +91,8 @@ def routes() -> list[web.RouteDef]:
         web.get("/v1/batches/{batch}", batches.one),
         web.post("/v1/batches/{batch}/cancel", batches.cancel),
         web.get("/healthz", health.alive),
-        web.get("/readyz", health.ready),
+        # The other is what vLLM, SGLang and llama.cpp call it.
+        *(web.get(path, health.ready) for path in ("/readyz", "/health")),
     ]
 
 

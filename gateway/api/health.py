@@ -1,4 +1,5 @@
-"""GET /healthz and /readyz: for whoever restarts this process, and for whoever sends it traffic. No key is needed."""
+"""GET /healthz, for whoever restarts this process, and /readyz, also as /health, for whoever sends it traffic. No key
+is needed."""
 
 from __future__ import annotations
 

@@ -93,7 +93,8 @@ async def test_health_needs_no_key_and_readiness_a_worker(front: Front):
             return answer.status, await answer.json()
 
     assert await ask("/healthz") == (200, {"status": "ok"})
-    assert await ask("/readyz") == (200, {"status": "ready", "models": {"demo": "ready"}})
+    for path in ("/readyz", "/health"):
+        assert await ask(path) == (200, {"status": "ready", "models": {"demo": "ready"}})
     front.gw.dispatch.draining = True
     assert (await ask("/readyz"))[0] == 503
     front.gw.dispatch.draining = False

@@ -32,7 +32,7 @@ def test_it_names_every_address_once(description):
     served = {
         (route.method, re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.path))
         for route in (*api.routes(), *admin.routes())
-        if route.path not in ("/", "/healthz", "/readyz", *ollama.ABSENT, ollama.ABSENT_DELETE)
+        if route.path not in ("/", "/healthz", "/readyz", "/health", *ollama.ABSENT, ollama.ABSENT_DELETE)
     }
     described = {(method.upper(), path) for path, methods in description["paths"].items() for method in methods}
     assert described == served | {("GET", "/metrics")}
