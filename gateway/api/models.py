@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET
 from multidict import istr
 
 from gateway import anthropic, failures, openai
@@ -23,13 +24,13 @@ ANTHROPIC = istr("anthropic-version")
 async def every(request: web.Request) -> web.Response:
     if ANTHROPIC in request.headers:
         return _in_anthropics_words(request, _page)
-    return _json(openai.ModelList(data=[_shaped(model) for model in _usable(request)]))
+    return _json(openai.ModelList(data=[_shaped(request.app[GATEWAY], model) for model in _usable(request)]))
 
 
 async def one(request: web.Request) -> web.Response:
     if ANTHROPIC in request.headers:
         return _in_anthropics_words(request, lambda request: _told(request.app[GATEWAY], _asked(request)))
-    return _json(_shaped(_asked(request)))
+    return _json(_shaped(request.app[GATEWAY], _asked(request)))
 
 
 async def delete(request: web.Request) -> web.Response:
@@ -65,8 +66,13 @@ def _served(gw: Gateway) -> list[ServedModel]:
     return gw.upstreams.models() + gw.dispatch.adapters()
 
 
-def _shaped(model: ServedModel) -> openai.ModelBody:
-    return openai.ModelBody(id=model.name, created=model.created, penstock=openai.ModelExtras(state=model.state))
+def _shaped(gw: Gateway, model: ServedModel) -> openai.ModelBody:
+    return openai.ModelBody(
+        id=model.name,
+        created=model.created,
+        max_model_len=_max_model_tokens(gw, model) or UNSET,
+        penstock=openai.ModelExtras(state=model.state),
+    )
 
 
 def _page(request: web.Request) -> anthropic.ModelPage:
@@ -75,10 +81,14 @@ def _page(request: web.Request) -> anthropic.ModelPage:
 
 
 def _told(gw: Gateway, model: ServedModel) -> anthropic.ModelInfo:
-    facts = None
+    return anthropic.ModelInfo.of(model.name, model.created, _max_model_tokens(gw, model))
+
+
+def _max_model_tokens(gw: Gateway, model: ServedModel) -> int | None:
     with contextlib.suppress(ModelNotFound):  # one that another server has
         facts = gw.dispatch.ready(model.name)
-    return anthropic.ModelInfo.of(model.name, model.created, None if facts is None else facts.max_model_tokens)
+        return None if facts is None else facts.max_model_tokens
+    return None
 
 
 def _in_anthropics_words(

@@ -208,6 +208,8 @@ class ModelBody(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "model"
     created: int
     owned_by: str = "penstock"
+    max_model_len: int | UnsetType = UNSET
+    """Of prompt and answer together, where it is known: not of one that is not loaded. vLLM's and SGLang's name."""
     penstock: ModelExtras
 
 
