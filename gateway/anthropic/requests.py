@@ -221,13 +221,13 @@ def parse_message(body: bytes) -> ChatRequest:
         "top_p": asked.top_p,
         "top_k": asked.top_k or None,
         "stop": asked.stop_sequences,
+        "include_reasoning": asked.thinking is None or asked.thinking.display != "omitted",
         "stream": asked.stream,
         "user": asked.metadata.user_id if asked.metadata else None,
         "service_tier": _tier(asked),
         "penstock": asked.penstock,
     }
-    tells = asked.thinking is None or asked.thinking.display != "omitted"
-    return msgspec.structs.replace(_checked(fields), include_reasoning=tells)
+    return _checked(fields)
 
 
 def parse_count(body: bytes) -> ChatRequest:

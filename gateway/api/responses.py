@@ -88,7 +88,8 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: Res
         said = expanded(gw.directory.secret, caller.tenant_id, before + given)
         call = await strictly(gw, call)
         body = begun(call, response_id, int(time.time()), stores)
-        events = Events(body, len(given), call.obfuscates, nests_errors=near is not None)
+        tells = call.include_reasoning is not False
+        events = Events(body, len(given), call.obfuscates, nests_errors=near is not None, tells_reasoning=tells)
         # Before a summary is written, and paid for.
         place = stack.enter_context(gw.responses.background.room(caller.tenant_id)) if call.background else None
 

@@ -151,6 +151,12 @@ class ChatChunks(Chunks):
     _names_tier = True
     is_legacy = False
     """Calls are told as the older ``function_call``."""
+    tells_reasoning = True
+
+    def piece(self, index: int, event: Event, logprobs: Logprobs | None) -> bytes:
+        if self.tells_reasoning or not isinstance(event, Reasoning):
+            return super().piece(index, event, logprobs)
+        return b"" if logprobs is None else self.only_logprobs(index, logprobs)
 
     def finish(self, index: int, reason: str) -> bytes:
         if self.is_legacy and reason == "tool_calls":

@@ -27,7 +27,6 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True):
     custom_logit_processor: Any = None
     documents: Any = None
     guided_whitespace_pattern: Any = None
-    include_reasoning: Any = None
     input_ids: Any = None
     logits_processors: Any = None
     logprob_token_ids: Any = None
@@ -72,7 +71,6 @@ _SERVED: Mapping[str, tuple[Any, ...]] = {
     "documents": ([],),
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
-    "include_reasoning": (True,),
     "logits_processors": ([],),
     "normalize": (True,),
     "padding": ("do_not_pad",),

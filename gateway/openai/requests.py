@@ -93,6 +93,8 @@ class Generation(Extras, frozen=True, kw_only=True):
     """These two are SGLang's."""
     response_format: dict[str, Any] | None = None
     """OpenAI's, of chats alone there."""
+    include_reasoning: bool | None = None
+    """Whether what a model thinks is told; it is counted all the same."""
 
     @property
     def num_choices(self) -> int:

@@ -141,16 +141,17 @@ class AnswerMessage(msgspec.Struct, frozen=True):
     """What ``tool_calls`` was before."""
 
     @classmethod
-    def of(cls, said: Said, is_legacy: bool = False) -> AnswerMessage:
+    def of(cls, said: Said, is_legacy: bool = False, tells_reasoning: bool = True) -> AnswerMessage:
         """``said`` in OpenAI's shape, or in the older one with ``function_call``."""
+        reasoning = said.reasoning or UNSET if tells_reasoning else UNSET
         if is_legacy and said.calls:
             function = CalledFunction(said.calls[0].name, said.calls[0].arguments)
-            return cls(said.content, reasoning_content=said.reasoning or UNSET, function_call=function)
+            return cls(said.content, reasoning_content=reasoning, function_call=function)
         if not said.calls:
             content = said.content if said.refusal else said.content or ""
-            return cls(content, refusal=said.refusal, reasoning_content=said.reasoning or UNSET)
+            return cls(content, refusal=said.refusal, reasoning_content=reasoning)
         calls = [AnswerCall.of(call) for call in said.calls]
-        return cls(said.content, reasoning_content=said.reasoning or UNSET, tool_calls=calls)
+        return cls(said.content, reasoning_content=reasoning, tool_calls=calls)
 
 
 class ChatChoice(msgspec.Struct, frozen=True):

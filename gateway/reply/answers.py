@@ -291,10 +291,14 @@ class ChatAnswer(Answer):
         """The request spoke of ``functions``."""
         return isinstance(self.call, openai.ChatRequest) and bool(self.call.functions)
 
+    @property
+    def _tells_reasoning(self) -> bool:
+        return not isinstance(self.call, openai.ChatRequest) or self.call.include_reasoning is not False
+
     def chunks(self) -> openai.Chunks:
         chunks = super().chunks()
         if isinstance(chunks, openai.ChatChunks):
-            chunks.is_legacy = self._is_legacy
+            chunks.is_legacy, chunks.tells_reasoning = self._is_legacy, self._tells_reasoning
         return chunks
 
     def body(self, extras: openai.PenstockExtras | None = None) -> bytes:
@@ -305,10 +309,8 @@ class ChatAnswer(Answer):
         """The whole; can be had once."""
         is_legacy, choices = self._is_legacy, []
         for choice in self.choices:
-            ended_as = choice.ended_as or "stop"
-            if is_legacy and ended_as == "tool_calls":
-                ended_as = "function_call"
-            message = openai.AnswerMessage.of(self._said(choice), is_legacy)
+            ended_as = "function_call" if is_legacy and choice.ended_as == "tool_calls" else choice.ended_as or "stop"
+            message = openai.AnswerMessage.of(self._said(choice), is_legacy, self._tells_reasoning)
             choices.append(openai.ChatChoice(choice.index, message, self._logprobs_of(choice), ended_as))
         return openai.ChatCompletion(
             id=self.id,

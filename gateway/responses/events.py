@@ -42,7 +42,12 @@ class Events:
     """A ``reply.Shaper``; all that it says is kept in ``body`` as well."""
 
     def __init__(
-        self, body: ResponseBody, num_input_items: int, obfuscates: bool = False, nests_errors: bool = False
+        self,
+        body: ResponseBody,
+        num_input_items: int,
+        obfuscates: bool = False,
+        nests_errors: bool = False,
+        tells_reasoning: bool = True,
     ) -> None:
         """``obfuscates``: deltas are padded. ``nests_errors``: as WebSockets have them, where an error is an object of
         its own."""
@@ -65,6 +70,7 @@ class Events:
         self._item: _Open | None = None
         self._logprobs: list[openai.ChatLogprob] = []
         """Of tokens whose text has not come yet."""
+        self._tells_reasoning = tells_reasoning
         self._in_summary = body.reasoning.summary is not None
         self._names = names_of(body.tools)
         self._cut: IncompleteDetails | None = None
@@ -181,6 +187,8 @@ class Events:
                 item = self._opened("refusal")
                 item.add(text)
                 self._say("response.refusal.delta", **item.place, content_index=0, delta=text)
+            case Reasoning() if not self._tells_reasoning:
+                pass
             case Reasoning(text):
                 item = self._opened("reasoning")
                 item.add(text)

@@ -154,6 +154,8 @@ class ResponseRequest(Asked, frozen=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
     logit_bias: dict[str, float] | None = None
+    include_reasoning: bool | None = None
+    """False: no item says what the model thinks."""
     stop: str | list[str] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None

@@ -16,7 +16,7 @@ OURS = frozenset(
     (
         *("model", "stream", "stream_options", "penstock", "service_tier", "user", "safety_identifier", "metadata"),
         *("store", "echo", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-        "enable_thinking",
+        *("enable_thinking", "include_reasoning"),
         *openai.EXTRAS,
     )
 )

@@ -34,7 +34,6 @@ UNSERVED: dict[str, Any] = {
     "custom_logit_processor": "x",
     "documents": [{"text": "x"}],
     "guided_whitespace_pattern": " ",
-    "include_reasoning": False,
     "input_ids": [5],
     "logits_processors": ["x"],
     "logprob_token_ids": [5],
