@@ -95,6 +95,8 @@ def _canonical(sampling: Sampling, is_seeded: bool) -> tuple[object, ...]:
         sorted(set(s.stop_token_ids)),
         s.ignore_eos,
         s.num_logprobs,
+        sorted(set(s.allowed_token_ids)),
+        sorted(set(s.bad_words)),
     )
 
 

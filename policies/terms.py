@@ -23,8 +23,9 @@ def printable(text: str) -> str:
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How a sequence's next token is chosen; the worker needs nothing else of the request.
 
-    Order of application, per row, in float32: penalties, logit bias, forbidden tokens (stop tokens before
-    ``min_tokens``), temperature, top-k, top-p, min-p, then one draw keyed by (seed, position).
+    Order of application, per row, in float32: penalties, logit bias, tokens that are not wanted (all but
+    ``allowed_token_ids``, the last ones of ``bad_words``), forbidden tokens (stop tokens before ``min_tokens``),
+    temperature, top-k, top-p, min-p, then one draw keyed by (seed, position).
     """
 
     max_tokens: int
@@ -52,6 +53,10 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """None: no log-probabilities. k >= 0: the sampled token's, and those of the k likeliest."""
     num_prompt_logprobs: int | None = None
     """The same of the prompt's own tokens; nothing of them is then looked for in the prefix cache."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """No others come, unless a grammar allows none of these; empty: all may."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens that the completion does not have, unless a grammar allows nothing else."""
 
     def end_of(self, token_ids: Sequence[int], eos_token_ids: Collection[int]) -> FinishReason | None:
         """How a sequence of these has ended whose worker was lost before it could say so; None: it has not."""

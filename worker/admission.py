@@ -62,7 +62,8 @@ def refusal(submit: wire.Submit, runner: Able) -> wire.Failed | None:
         if len(before) >= sampling.max_tokens:
             return failed("invalid_request", f"sequence {index} has its {sampling.max_tokens} tokens already")
     given: list[Collection[int]] = [prompt_token_ids, *emitted.values(), submit.predicted_token_ids]
-    for token_ids in (*given, sampling.stop_token_ids, sampling.logit_bias):
+    given += [sampling.stop_token_ids, sampling.logit_bias, sampling.allowed_token_ids, *sampling.bad_words]
+    for token_ids in given:
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
             return failed("invalid_request", f"a token id is outside of the vocabulary of {vocab_size}")
     if submit.num_positions > max_tokens:

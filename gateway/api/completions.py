@@ -69,10 +69,11 @@ async def prepared(
     texts, (prompts, end_ids) = call.texts, await _prompts(call, text, facts)
     asked_tokens = DEFAULT_MAX_TOKENS if call.max_tokens is None else max(1, call.max_tokens)
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
+    bad_words = await text.bad_words(call.bad_words) if call.bad_words else ()
     parts, num_scores = [], 0
     for number, prompt in enumerate(prompts):
         room = room_for(len(prompt), facts, "prompt")
-        sampling = openai.sampling(call, min(asked_tokens, room), facts.vocab_size)
+        sampling = openai.sampling(call, min(asked_tokens, room), facts.vocab_size, bad_words)
         if end_ids:
             stop_token_ids = (*sampling.stop_token_ids, *end_ids)
             sampling = msgspec.structs.replace(sampling, stop_token_ids=stop_token_ids)

@@ -21,6 +21,7 @@ from gateway.openai.batches import (
     LineResponse,
     OutputTokensDetails,
 )
+from gateway.openai.choosing import sampling
 from gateway.openai.chunks import DONE, KEEP_ALIVE, ChatChunks, Chunks, CompletionChunks, obfuscation
 from gateway.openai.decoding import converted, decoded
 from gateway.openai.extras import EXTRAS
@@ -51,7 +52,6 @@ from gateway.openai.requests import (
     check_chat,
     parse_chat,
     parse_completion,
-    sampling,
 )
 from gateway.openai.responses import (
     AnswerMessage,

@@ -22,8 +22,6 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True):
     """Of what is answered in words. null is as if it was not there."""
 
     add_generation_prompt: Any = None
-    allowed_token_ids: Any = None
-    bad_words: Any = None
     custom_logit_processor: Any = None
     documents: Any = None
     guided_whitespace_pattern: Any = None
@@ -67,7 +65,6 @@ EXTRAS = Extras.__struct_fields__
 _SERVED: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (True,),
-    "bad_words": ([],),
     "documents": ([],),
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),

@@ -1,4 +1,4 @@
-"""Requests: bytes to typed Structs, and what they ask of the sampler.
+"""Requests: bytes to typed Structs. What they ask of the sampler is in ``choosing``.
 
 Unknown fields are tolerated, as newer clients send them; a known field of a wrong type or out of range is ``Malformed``
 and named by its path. null means the default, as it does at OpenAI. What this server cannot do is refused by name.
@@ -6,8 +6,6 @@ and named by its path. null means the default, as it does at OpenAI. What this s
 
 from __future__ import annotations
 
-import random
-import re
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -20,7 +18,6 @@ from gateway.openai.failures import Malformed
 from gateway.openai.grammars import Choices, asked_grammar
 from gateway.openai.messages import Message, TextPart, check_message, check_text
 from gateway.openai.tools import Tooling, tooling
-from policies.terms import Sampling
 
 MAX_CHOICES = 1024
 """Choices of one request, ``n`` times its prompts."""
@@ -77,6 +74,8 @@ class Generation(Extras, frozen=True, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    bad_words: Annotated[list[StopString], Meta(max_length=256)] | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
     """SGLang's name of the same."""
@@ -339,35 +338,6 @@ def parse_completion(body: bytes) -> CompletionRequest:
     return call
 
 
-def sampling(call: ChatRequest | CompletionRequest, max_tokens: int, vocab_size: int) -> Sampling:
-    """What the worker is told, with ``max_tokens`` already the smaller of what was asked and what fits.
-
-    Raises Malformed for token ids outside the vocabulary.
-    """
-    seed = random.getrandbits(64) if call.seed is None else call.seed % 2**64
-    stop_token_ids = tuple(call.stop_token_ids or ())
-    if stop_token_ids and max(stop_token_ids) >= vocab_size:
-        raise Malformed(f"Invalid 'stop_token_ids': the vocabulary has {vocab_size} tokens", "stop_token_ids")
-    return Sampling(
-        max_tokens=max_tokens,
-        seed=seed,
-        temperature=1.0 if call.temperature is None else call.temperature,
-        # 0 would leave no token at all; what is meant is the likeliest one alone.
-        top_p=1.0 if call.top_p is None else max(call.top_p, 1e-6),
-        top_k=max(call.top_k or 0, 0),
-        min_p=call.min_p or 0.0,
-        presence_penalty=call.presence_penalty or 0.0,
-        frequency_penalty=call.frequency_penalty or 0.0,
-        repetition_penalty=call.repetition_penalty or 1.0,
-        logit_bias=_biases(call.logit_bias, vocab_size) if call.logit_bias else {},
-        min_tokens=min(call.min_tokens or 0, max_tokens),
-        stop_token_ids=stop_token_ids,
-        ignore_eos=bool(call.ignore_eos),
-        num_logprobs=call.num_logprobs,
-        num_prompt_logprobs=call.num_prompt_logprobs,
-    )
-
-
 def _check(call: ChatRequest | CompletionRequest) -> None:
     check_extras(call)
     if call.stream_options is not None and not call.stream:
@@ -376,17 +346,3 @@ def _check(call: ChatRequest | CompletionRequest) -> None:
     asked_grammar(call)
     if max_tokens is not None and (call.min_tokens or 0) > max_tokens:
         raise Malformed("'min_tokens' is larger than the number of tokens asked for", "min_tokens")
-
-
-def _biases(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
-    by_token = {}
-    for key, bias in biases.items():
-        # int() would also take " 7", "1_0" and digits of other scripts.
-        if not re.fullmatch(r"[0-9]{1,9}", key) or int(key) >= vocab_size:
-            shown = key[:20].encode("unicode_escape").decode()
-            raise Malformed(
-                f"Invalid key in 'logit_bias': '{shown}' is no token id (the vocabulary has {vocab_size} tokens)",
-                "logit_bias",
-            )
-        by_token[int(key)] = bias
-    return by_token

@@ -161,6 +161,8 @@ class ResponseRequest(Asked, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     stop_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     structured_outputs: dict[str, Any] | None = None
     enable_response_messages: bool | None = None
     previous_input_messages: Any = None
@@ -208,6 +210,8 @@ AS_THEY_ARE = (
     "ignore_eos",
     "min_tokens",
     "stop_token_ids",
+    "allowed_token_ids",
+    "bad_words",
     "structured_outputs",
 )
 """What a chat calls by the same name."""

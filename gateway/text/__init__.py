@@ -176,6 +176,18 @@ class Text:
 
         return await self._by_and_by(prompts, [20 + len(prompt) for prompt in prompts], encode)
 
+    async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Token ids of words as they stand at the beginning of a text and, where that is another first token, behind a
+        space (as in vLLM's ``SamplingParams.update_from_tokenizer``). Raises InvalidRequest."""
+        plain = [word.lstrip() or word for word in words]
+        read = await self.encode([*plain, *[f" {word}" for word in plain]], False, param="bad_words")
+        found: dict[tuple[int, ...], None] = {}
+        for alone, spaced in zip(read[: len(plain)], read[len(plain) :], strict=True):
+            found[tuple(alone)] = None
+            if len(spaced) == len(alone) and spaced[:1] != alone[:1]:
+                found[tuple(spaced)] = None
+        return tuple(word for word in found if word)
+
     async def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], max_tokens: int, param: str
     ) -> list[tuple[list[int], int]]:

@@ -29,8 +29,6 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 UNSERVED: dict[str, Any] = {
     "add_generation_prompt": False,
-    "allowed_token_ids": [5],
-    "bad_words": ["stone"],
     "custom_logit_processor": "x",
     "documents": [{"text": "x"}],
     "guided_whitespace_pattern": " ",
@@ -143,6 +141,29 @@ async def test_what_is_so_anyway_may_be_said(front: Front, kind: str):
     front.peer.say(await front.peer.submitted(), [*front.ids("Yes."), END], "stop")
     status, answer, _ = await call
     assert status == 200, answer
+
+
+async def test_tokens_and_words_that_are_not_wanted_are_told_to_the_worker(front: Front):
+    wishes = {"allowed_token_ids": [5, 7, 9], "bad_words": ["a white stone", "river", " river"]}
+    for kind in ("chat", "text", "response"):
+        path, body = ASKED[kind]
+        call = asyncio.create_task(front.post(path, {**body, **wishes}))
+        submit = await front.peer.submitted()
+        assert submit.sampling.allowed_token_ids == (5, 7, 9)
+        texts = [front.text.decode(word) for word in submit.sampling.bad_words]
+        assert {text.strip() for text in texts} == {"a white stone", "river"}
+        assert len(set(submit.sampling.bad_words)) == len(texts)
+        front.peer.say(submit, [*front.ids("Yes."), END], "stop")
+        assert (await call)[0] == 200
+        for name, value, param in (
+            ("allowed_token_ids", [], "allowed_token_ids"),
+            ("allowed_token_ids", [100_000], "allowed_token_ids"),
+            ("allowed_token_ids", ["a"], "allowed_token_ids[0]"),
+            ("bad_words", [""], "bad_words[0]"),
+            ("bad_words", "river", "bad_words"),
+        ):
+            status, answer, _ = await front.post(path, {**body, name: value})
+            assert (status, answer["error"]["param"]) == (400, param), (kind, name, value, answer)
 
 
 @pytest.mark.parametrize("name", ["include_stop_str_in_output", "no_stop_trim"])

@@ -23,6 +23,9 @@ def processed(logits: np.ndarray, row: Row, eos_token_ids: Sequence[int] = ()) -
         x[token_id] -= s.presence_penalty + s.frequency_penalty * output.count(token_id)
     for token_id, bias in s.logit_bias.items():
         x[token_id] += bias
+    unwanted = set(range(len(x))).difference(s.allowed_token_ids) if s.allowed_token_ids else set()
+    unwanted |= {word[-1] for word in s.bad_words if (*output, word[-1])[-len(word) :] == word}
+    x[sorted(unwanted)] -= 1e4
     if len(output) < s.min_tokens:
         x[[*s.stop_token_ids, *([] if s.ignore_eos else eos_token_ids)]] = -np.inf
     x /= s.temperature or 1.0

@@ -31,6 +31,8 @@ def a_wish(chance: random.Random) -> dict[str, object]:
         "frequency_penalty": [-0.7, 0.4],
         "repetition_penalty": [0.8, 1.6],
         "logit_bias": [{EOS: 5.0}, {EOS: -100.0}, dict.fromkeys(some, 6.0), dict.fromkeys(some, -100.0)],
+        "allowed_token_ids": [tuple(range(0, VOCAB_SIZE, 2)), tuple(some)],
+        "bad_words": [tuple((token_id,) for token_id in range(5, VOCAB_SIZE, 3)), ((some[0], some[1]), (some[2],))],
         "min_tokens": [4, 30],
         "stop_token_ids": [tuple(some)],
         "ignore_eos": [True],

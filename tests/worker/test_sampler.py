@@ -16,6 +16,7 @@ from tests.worker.sampling_oracle import row
 from worker.native import MAX_TRIES, library
 from worker.sampler import Row, Sampler
 from worker.sampling import race
+from worker.sampling.masks import Bits, Masks
 from worker.sampling.wishes import UNUSABLE, wish_of
 
 VOCAB_SIZE = 300
@@ -49,6 +50,8 @@ FEATURES = {
     "repetition": {"repetition_penalty": 1.7},
     "logit_bias": {"logit_bias": {3: 4.0, 200: 5.0, 9: -100.0}},
     "min_tokens": {"min_tokens": 10, "stop_token_ids": (5,), "logit_bias": {5: 6.0, 7: 6.0}},
+    "allowed_token_ids": {"allowed_token_ids": (3, 4, 9, 299), "logit_bias": {4: 2.0, 100: 100.0}},
+    "bad_words": {"bad_words": ((3,), (9, 200, 4, 150), (4, 4), (9, 4, 151), (5, 4, 4, 9, 200, 4, 12))},
     "top_k and top_p": {"top_k": 40, "top_p": 0.9},
     "everything": {
         "temperature": 1.3,
@@ -245,6 +248,33 @@ def test_a_logit_bias_of_a_hundred_forces_or_bans(bias):
     x = logits(200, seed=6)
     sampled = sample(x, [row(seed=seed, logit_bias={42: bias, 10**6: 100.0, -1: 100.0}) for seed in range(200)])
     assert set(sampled) == {42} if bias > 0 else 42 not in sampled
+
+
+def test_no_bad_word_is_completed_and_each_token_of_it_may_come():
+    x = torch.zeros(1, VOCAB_SIZE)
+    x[0, [20, 21, 22]] = torch.tensor([30.0, 29.0, 28.0])
+    words = ((20, 20), (21, 20, 21), (22,))
+    output: list[int] = []
+    for _ in range(6):
+        (token_id,) = sample(x, [row(output=output, temperature=0.0, bad_words=words)])
+        output.append(token_id)
+    assert output == [20, 21, 20, 0, 20, 21]
+    # What would be behind a draft counts as behind the output.
+    for num in range(len(output)):
+        asked = row(output=output[:num], temperature=0.0, bad_words=words)
+        asked.draft_token_ids = output[num:5]
+        assert sample(x, [asked]) == output[5:]
+
+
+def test_what_is_not_wanted_comes_where_a_grammar_leaves_nothing_else():
+    x = logits(seed=4)
+    words = np.zeros(-(-VOCAB_SIZE // 32), dtype=np.int32)
+    words[1] = 0b110
+    for sampling in ({"bad_words": ((33,), (34,))}, {"allowed_token_ids": (1, 2)}):
+        for is_compiled in (True, False):
+            masks = Masks([0], [Bits(words, words.ctypes.data)])
+            sampled = Sampler(VOCAB_SIZE, EOS, is_compiled).sample(x.clone(), [row(**sampling)], masks=masks)
+            assert sampled.token_ids[0] in (33, 34)
 
 
 def test_no_stop_token_comes_before_min_tokens_and_all_may_come_from_then_on():

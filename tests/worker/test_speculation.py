@@ -74,6 +74,8 @@ def samplings(draw):
         frequency_penalty=draw(st.sampled_from([0.0, 0.4])),
         repetition_penalty=draw(st.sampled_from([1.0, 1.2])),
         logit_bias=draw(st.sampled_from([{}, {5: 3.0, 7: -100.0}])),
+        allowed_token_ids=draw(st.sampled_from([(), tuple(range(0, VOCAB_SIZE, 2))])),
+        bad_words=draw(st.sampled_from([(), ((4,), (8, 8), *((i, i + 2) for i in range(0, VOCAB_SIZE - 2, 3)))])),
         stop_token_ids=draw(st.sampled_from([[], list(range(0, VOCAB_SIZE, 9))])),
         min_tokens=draw(st.sampled_from([0, 3])),
         num_logprobs=draw(st.sampled_from([None, 0, 3])),

@@ -1,5 +1,5 @@
-"""What a request changes about single logits: penalties, logit bias, tokens it forbids. Rows that ask for nothing
-cost nothing.
+"""What a request changes about single logits: penalties, logit bias, tokens it does not want or forbids. Rows that ask
+for nothing cost nothing.
 
 A row touches the logits of tokens it has seen, not the vocabulary: ids and counts are kept per sequence and grow by a
 token a step.
@@ -7,7 +7,7 @@ token a step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,10 @@ from torch import Tensor
 
 from policies.terms import Sampling
 from worker.transfer import sent
+
+UNWANTED = -1e4
+"""Added to the logit of a token that is not wanted: its probability is 0 beside any other, and yet it is there where a
+grammar leaves nothing else."""
 
 
 class Counts:
@@ -86,6 +90,8 @@ class Adjustments:
     biases: npt.NDArray[np.float32]
     stop_ids: npt.NDArray[np.int64]
     """Forbidden before ``min_tokens``."""
+    endings: Mapping[int, Sequence[tuple[int, ...]]]
+    """Bad words of several tokens, by the last token but one."""
 
     @classmethod
     def of(
@@ -94,18 +100,53 @@ class Adjustments:
         penalised = bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
         stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(eos_token_ids))
         stop_ids = [i for i in sorted(stops) if 0 <= i < vocab_size] if sampling.min_tokens else []
-        bias = {i: bias for i, bias in sampling.logit_bias.items() if 0 <= i < vocab_size}
-        if not (penalised or stop_ids or bias):
+        biases = _biases(sampling, vocab_size)
+        bias_ids = np.flatnonzero(biases)
+        endings: dict[int, list[tuple[int, ...]]] = {}
+        for word in sampling.bad_words:
+            if len(word) > 1 and 0 <= word[-1] < vocab_size:
+                endings.setdefault(word[-2], []).append(word)
+        if not (penalised or stop_ids or len(bias_ids) or endings):
             return None
         return cls(
             sampling=sampling,
             counts=Counts(vocab_size, prompt_token_ids if sampling.repetition_penalty != 1.0 else ())
             if penalised
             else None,
-            bias_ids=np.fromiter(bias, dtype=np.int64),
-            biases=np.fromiter(bias.values(), dtype=np.float32),
+            bias_ids=bias_ids,
+            biases=biases[bias_ids],
             stop_ids=np.array(stop_ids, dtype=np.int64),
+            endings=endings,
         )
+
+    def completing(self, output: Sequence[int], draft: Sequence[int]) -> set[int]:
+        """Tokens that would complete a bad word behind these."""
+        last = draft[-1] if draft else output[-1] if output else None
+        words = self.endings.get(last, ()) if last is not None else ()
+        return {word[-1] for word in words if _end_with(word[:-1], output, draft)}
+
+
+def _biases(sampling: Sampling, vocab_size: int) -> npt.NDArray[np.float32]:
+    """Of each token; of none where nothing is said of any."""
+    words = [word[0] for word in sampling.bad_words if len(word) == 1]
+    if not (sampling.logit_bias or sampling.allowed_token_ids or words):
+        return np.empty(0, dtype=np.float32)
+    biases = np.zeros(vocab_size, dtype=np.float32)
+    if sampling.allowed_token_ids:
+        biases += UNWANTED
+        biases[[i for i in sampling.allowed_token_ids if 0 <= i < vocab_size]] = 0.0
+    biases[[i for i in words if 0 <= i < vocab_size]] += UNWANTED
+    for i, bias in sampling.logit_bias.items():
+        if 0 <= i < vocab_size:
+            biases[i] += bias
+    return biases
+
+
+def _end_with(token_ids: tuple[int, ...], output: Sequence[int], draft: Sequence[int]) -> bool:
+    num = len(token_ids)
+    behind = tuple(draft[-num:])
+    before = num - len(behind)
+    return len(output) >= before and tuple(output[len(output) - before :]) + behind == token_ids
 
 
 Adjusted = tuple[int, Adjustments, Sequence[int], Sequence[int]]
@@ -113,7 +154,7 @@ Adjusted = tuple[int, Adjustments, Sequence[int], Sequence[int]]
 
 
 def adjust(logits: Tensor, rows: Sequence[Adjusted]) -> Tensor:
-    """In place: penalties, then bias, then forbidden tokens.
+    """In place: penalties, then bias and tokens that are not wanted, then forbidden ones.
 
     -> [count] i64: which have changed, of all rows end to end, some more than once.
     """
@@ -143,6 +184,17 @@ def adjust(logits: Tensor, rows: Sequence[Adjusted]) -> Tensor:
         where = _on(logits, np.concatenate([start + a.bias_ids for start, a in biased]))
         changed.append(where)
         flat[where] += _on(logits, np.concatenate([a.biases for _, a in biased]))
+
+    completed = [
+        at * vocab_size + token_id
+        for at, a, output, draft in rows
+        if a.endings
+        for token_id in a.completing(output, draft)
+    ]
+    if completed:
+        where = _on(logits, np.array(completed, dtype=np.int64))
+        changed.append(where)
+        flat[where] += UNWANTED
 
     early = [(at * vocab_size, a) for at, a, output, draft in rows if len(output) + len(draft) < a.sampling.min_tokens]
     if early:
