@@ -29,6 +29,9 @@ Told = tuple[int, int, TokenLogprob | None]
 class Logprobs:
     """Log-probabilities in one of OpenAI's shapes, given out no earlier than the text of their tokens."""
 
+    tells_ends = False
+    """A token that ends an answer is told too, though it says nothing."""
+
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._pending: list[Told] = []
@@ -87,6 +90,9 @@ class ChatLogprobs(Logprobs):
 
 class CompletionLogprobs(Logprobs):
     """Parallel lists; the likeliest tokens of a position are one object that holds the sampled one too."""
+
+    tells_ends = True
+    # Who scores a text by its echo has one token written, whichever it is, and takes the last entry for that one's.
 
     def _shaped(self, tokens: Sequence[Told]) -> openai.CompletionLogprobs:
         text = self._vocabulary.token_text
@@ -258,6 +264,9 @@ class Choice:
         self._take_each(delta, num_texts)
         if self.finish_reason is None:
             self.num_tokens += len(token_ids) - num_texts
+            if num_texts < len(token_ids) and self.logprobs is not None and self.logprobs.tells_ends:
+                assert delta.logprobs is not None
+                self.logprobs.add(token_ids[-1], delta.logprobs[-1], self._num_decoded)
             self._pass_on(self._through_stops(self._decoder.finish()))
         if self.finish_reason is None:
             self.finish_reason = finish.reason

@@ -12,6 +12,7 @@ from policies.policy import Limits, Policy
 from tests.builders import PATIENCE_S
 from tests.gateway.conftest import Front
 from tests.gateway.peer import Peer
+from tests.gateway.responding import END
 from tests.gateway.texts import byte_fallback
 
 
@@ -170,6 +171,21 @@ async def test_an_echo_tells_how_likely_the_prompt_was(front: Front, stream: boo
     assert logprobs[1:num] == pytest.approx([-0.1 * place for place in range(1, num)])
     assert logprobs[num:] == [-0.5] * len(answer_ids)
     assert parts[0].top_logprobs[0] is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_whoever_scores_a_text_counts_on_one_token_behind_it(front: Front, stream: bool):
+    """As lm-eval does, which takes the last entry away; also where the model would have ended there."""
+    call = complete(front, prompt="one two", echo=True, logprobs=1, max_tokens=1, stream=stream)
+    submit = await front.peer.submitted()
+    told(submit, front, [END], "stop")
+    answer = await call
+    choices = [chunk.choices[0] async for chunk in answer] if stream else [answer.choices[0]]
+    assert "".join(choice.text for choice in choices) == "one two"
+    parts = [choice.logprobs for choice in choices if choice.logprobs is not None]
+    assert len([token for part in parts for token in part.tokens]) == len(submit.prompt_token_ids) + 1
+    assert parts[-1].token_logprobs[-1] == -0.5
+    assert (parts[-1].tokens[-1], parts[-1].text_offset[-1]) == (front.text.vocabulary.token_text(END), 7)
 
 
 @pytest.mark.parametrize("reason", ["length", "stop"])
