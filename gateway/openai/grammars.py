@@ -90,8 +90,9 @@ def _of_format(response_format: dict[str, Any]) -> AskedGrammar | None:
         case "text":
             return None
         case "json_object":
-            if response_format.get("schema") is not None:  # llama.cpp's, and that of some clouds
-                raise refused(f"{path}.schema", "a schema is asked for as 'json_schema'")
+            if schema := response_format.get("schema"):  # llama.cpp's, and that of some clouds
+                said = converted(schema, dict[str, Any], f"{path}.schema")
+                return AskedGrammar(wire.Grammar("json_schema", _text(said)), f"{path}.schema")
             return AskedGrammar(wire.Grammar("json_object", "", True), path)
         case "json_schema":
             path = f"{path}.json_schema"

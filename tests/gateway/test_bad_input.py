@@ -41,7 +41,7 @@ def said(content: object, **others: object) -> dict[str, object]:
     return chat(messages=[{"role": "user", "content": content} | others])
 
 
-MISSING, UNSUPPORTED = "missing_required_parameter", "unsupported_parameter"
+MISSING = "missing_required_parameter"
 ALLOWED = "tool_choice.allowed_tools.tools"
 FUNCTION = {"type": "function", "function": {"name": "f"}}
 LIST = {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}
@@ -119,7 +119,7 @@ REFUSED = [
     (CHAT, chat(stream_options={"include_usage": True}), "stream_options", None),
     (CHAT, chat(stream=True, stream_options={"include_usage": 1}), "stream_options.include_usage", "invalid_type"),
     (CHAT, chat(response_format={"type": "xml"}), "response_format.type", "invalid_value"),
-    (CHAT, chat(response_format={"type": "json_object", "schema": {}}), "response_format.schema", UNSUPPORTED),
+    (CHAT, chat(response_format={"type": "json_object", "schema": 5}), "response_format.schema", "invalid_type"),
     (CHAT, chat(modalities=["text", "audio"]), "modalities", "unsupported_parameter"),
     (CHAT, chat(functions=[{"name": ""}]), "functions[0].name", "invalid_value"),
     (CHAT, chat(functions=[{"name": "f"}], function_call={"name": "g"}), "function_call", None),

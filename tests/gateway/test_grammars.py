@@ -53,6 +53,8 @@ GUIDANCE = {
     ("fields", "kind", "source", "is_strict"),
     [
         ({"response_format": {"type": "json_object"}}, "json_object", "", True),
+        ({"response_format": {"type": "json_object", "schema": {}}}, "json_object", "", True),
+        ({"response_format": {"type": "json_object", "schema": OBJECT}}, "json_schema", COMPACT, False),
         ({"response_format": format_of(OBJECT)}, "json_schema", COMPACT, False),
         ({"response_format": format_of(OBJECT, strict=True)}, "json_schema", COMPACT, True),
         ({"response_format": {"type": "regex", "regex": "a+"}}, "regex", "a+", False),
