@@ -70,6 +70,7 @@ def _shaped(gw: Gateway, model: ServedModel) -> openai.ModelBody:
     return openai.ModelBody(
         id=model.name,
         created=model.created,
+        root=model.name,
         max_model_len=_max_model_tokens(gw, model) or UNSET,
         penstock=openai.ModelExtras(state=model.state),
     )

@@ -209,6 +209,8 @@ class ModelBody(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "model"
     created: int
     owned_by: str = "penstock"
+    root: str
+    """The id again: where its files are is nobody's business. vLLM's benchmark takes it for the tokenizer's name."""
     max_model_len: int | UnsetType = UNSET
     """Of prompt and answer together, where it is known: not of one that is not loaded. vLLM's and SGLang's name."""
     penstock: ModelExtras

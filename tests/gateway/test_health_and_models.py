@@ -22,7 +22,7 @@ async def test_models_are_listed_and_found(front: Front):
     assert (model.object, model.owned_by) == ("model", "penstock")
     assert model.created > 1_700_000_000
     assert models.data == [model]
-    assert model.model_extra["max_model_len"] == 4096
+    assert (model.model_extra["root"], model.model_extra["max_model_len"]) == ("demo", 4096)
     with pytest.raises(openai.NotFoundError) as missing:
         await front.client.models.retrieve("org/other")
     assert missing.value.code == "model_not_found"
