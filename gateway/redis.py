@@ -26,7 +26,7 @@ MAX_BATCHES = 4
 """Round trips under way at once, each on its own connection."""
 MAX_WAITING = 10_000
 """Calls that wait for one of those; what comes beyond is told that Redis is away."""
-NOT_NOW = ("BUSY ", "LOADING", "MASTERDOWN", "MISCONF", "TRYAGAIN")
+NOT_NOW = ("BUSY ", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "TRYAGAIN")
 """How refusals begin that are about Redis's own state rather than about the command."""
 
 Word = str | bytes | int | float

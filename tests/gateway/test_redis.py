@@ -122,6 +122,18 @@ async def test_a_full_redis_counts_as_away_though_it_speaks(fragile):
     assert redis.is_away
 
 
+@pytest.mark.parametrize("write", [lambda redis: redis.call("SET", "k", "v"), lambda redis: redis.run(ADD, ["n"], [1])])
+async def test_a_redis_that_takes_no_writes_without_its_replicas_counts_as_away(fragile, write):
+    redis, clock, _ = fragile
+    await redis.call("CONFIG", "SET", "min-replicas-to-write", "1")
+    with pytest.raises(RedisAway, match="NOREPLICAS"):
+        await write(redis)
+    clock.advance(2.0)
+    await redis.call("CONFIG", "SET", "min-replicas-to-write", "0")
+    assert await write(redis)
+    assert not redis.is_away
+
+
 def test_a_url_of_something_else_is_one_sentence():
     with pytest.raises(RedisUrlError, match=r"redis\.url"):
         Redis(msgspec.structs.replace(settings.Redis(), url="http://here"), Clock())
