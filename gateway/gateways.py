@@ -249,10 +249,16 @@ class Gateways:
             self._due.clear()
             timer = self._clock.call_later(BEAT_S, self._due.set)
             try:
-                await self.beat()
+                await self._beat_once()
                 await self._due.wait()
             finally:
                 timer.cancel()
+
+    async def _beat_once(self) -> None:
+        try:
+            await self.beat()
+        except Exception:  # one that fails is no reason not to try the next
+            log.exception("this gateway cannot tell the others that it lives")
 
     async def _listen_on(self, redis: Redis) -> None:
         from redis.exceptions import RedisError  # loaded by whoever made the ``Redis``

@@ -113,6 +113,17 @@ async def test_without_redis_the_last_count_stays_and_listening_begins_anew_when
         await other.tell()
 
 
+async def test_a_gateway_whose_beat_fails_beats_on(redis_settings, redis, monkeypatch, caplog):
+    monkeypatch.setattr("gateway.gateways.BEAT_S", 0.05)
+    async with gathered(redis_settings, Ears()) as (one,):
+        await until(lambda: one.num_gateways == 1)
+        await redis.call("SET", redis.key("log-level"), "of another version")
+        await until(lambda: "cannot tell the others that it lives" in caplog.text)
+        await redis.call("DEL", redis.key("log-level"))
+        async with gathered(redis_settings, Ears()):
+            await until(lambda: one.num_gateways == 2)
+
+
 async def test_before_redis_was_ever_heard_as_many_are_assumed_as_the_settings_say():
     config = settings.Redis(url=f"redis://127.0.0.1:{free_port()}")
     async with gathered(config, Ears(), num_expected=4) as (one,):
