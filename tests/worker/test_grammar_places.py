@@ -1,8 +1,10 @@
 """Masks that are kept by where in its grammar an answer is."""
 
 import functools
+import gc
 import json
 import random
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -198,6 +200,17 @@ def test_how_many_values_a_list_has_counts_near_its_bounds_only(vocabulary):
     assert like[1] is like[2] is like[9]
     assert like[14] is like[15] is like[25]
     assert len({like[num] for num in range(1, 31)}) == 2 + 4 + 5
+
+
+def test_masks_keep_no_grammar_that_nobody_else_keeps(vocabulary):
+    masks, num_words = KeptMasks(), -(-vocabulary.vocab_size // 32)
+    known = [places_of(wire.Grammar("regex", f"[a-z]+{number}"), vocabulary, masks) for number in range(3)]
+    for each in known:
+        each.keep(each.begin, np.zeros(num_words, dtype=np.int32))
+    kept = [ref(each.mask(each.begin).bits.words) for each in known]
+    del each, known[:2]
+    gc.collect()
+    assert [words() is not None for words in kept] == [False, False, True]
 
 
 def test_what_is_not_read_or_has_too_many_states_is_nowhere(vocabulary, monkeypatch):

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Hashable
 from threading import Lock
 from typing import NamedTuple
+from weakref import ref
 
 from worker.grammar.lengths import Lengths
 from worker.sampling.masks import Bits
@@ -28,6 +29,7 @@ class Place:
     """One of a grammar's."""
 
     __slots__ = (
+        "__weakref__",
         "by_cut",
         "by_kind",
         "by_limit",
@@ -124,24 +126,28 @@ class Node:
 
 
 class KeptMasks:
-    """The masks of places; who was not used for a while goes first."""
+    """The masks of places; who was not used for a while goes first. They keep no grammar that nobody else keeps."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._places: deque[Place] = deque()
+        self._places: deque[tuple[ref[Place], int]] = deque()
+        """With the bytes of their masks."""
         self._num_bytes = 0
 
     def keep(self, place: Place, mask: Mask) -> None:
         """Of one that has none."""
+        num_bytes = mask.bits.words.nbytes
         with self._lock:
             place.mask, place.is_used = mask, True
-            self._places.append(place)
-            self._num_bytes += mask.bits.words.nbytes
+            self._places.append((ref(place), num_bytes))
+            self._num_bytes += num_bytes
             while self._num_bytes > MAX_MASK_BYTES:
-                oldest = self._places.popleft()
-                if oldest.is_used:
+                known, num_bytes = self._places.popleft()
+                oldest = known()
+                if oldest is not None and oldest.is_used:
                     oldest.is_used = False
-                    self._places.append(oldest)
-                elif oldest.mask is not None:
-                    self._num_bytes -= oldest.mask.bits.words.nbytes
+                    self._places.append((known, num_bytes))
+                    continue
+                self._num_bytes -= num_bytes
+                if oldest is not None:
                     oldest.mask = None
