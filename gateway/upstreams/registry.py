@@ -61,9 +61,10 @@ class Upstreams:
         self._pools: dict[str, Pool] = {}
         self._idle: dict[str, Pool] = {}
         """Of models that no upstream answers for any more, while some of their requests are under way."""
-        self._texts: dict[str, Text | None] = {}
-        """By source; None: it cannot be had, or not yet."""
-        self._reading: set[asyncio.Task[None]] = set()
+        self._texts: dict[str, Text] = {}
+        """By source, of the tokenizers that upstreams name. One that cannot be had is looked for again when they
+        change."""
+        self._reading: dict[str, asyncio.Task[None]] = {}
         self._probed_at: dict[str, float] = {}
         self._followed = asyncio.Event()
         """There may be one to be probed where there was none."""
@@ -82,9 +83,10 @@ class Upstreams:
                 yield self
             finally:
                 self.cut()
-                for task in self._reading:
+                reading = list(self._reading.values())
+                for task in reading:
                     task.cancel()
-                await asyncio.gather(*self._reading, return_exceptions=True)
+                await asyncio.gather(*reading, return_exceptions=True)
 
     def of(self, model: str) -> Pool | None:
         """Those that answer for this model, beside its workers or in their place."""
@@ -159,8 +161,10 @@ class Upstreams:
         self._followed.set()
         self._probed_at = {name: at for name, at in self._probed_at.items() if name in servers}
         self._divide()
-        for server in servers.values():
-            self._read(server.known.terms.tokenizer)
+        sources = {server.known.terms.tokenizer for server in servers.values()} - {""}
+        self._texts = {source: text for source, text in self._texts.items() if source in sources}
+        for source in sources - self._texts.keys() - self._reading.keys():
+            self._read(source)
 
     def cut(self) -> None:
         """Ends every call with Draining."""
@@ -224,15 +228,12 @@ class Upstreams:
                 return None
         pool = self._pools.get(model)
         sources = [server.known.terms.tokenizer for server in pool.servers] if pool is not None else []
-        return next((text for source in sources if source and (text := self._texts.get(source)) is not None), None)
+        return next((text for source in sources if (text := self._texts.get(source)) is not None), None)
 
     def _read(self, source: str) -> None:
-        """The tokenizer at ``source``, once."""
-        if source and source not in self._texts:
-            self._texts[source] = None
-            task = asyncio.get_running_loop().create_task(self._read_text(source))
-            self._reading.add(task)
-            task.add_done_callback(self._reading.discard)
+        """The tokenizer at ``source``."""
+        task = self._reading[source] = asyncio.get_running_loop().create_task(self._read_text(source))
+        task.add_done_callback(lambda _: self._reading.pop(source, None))
 
     async def _read_text(self, source: str) -> None:
         try:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import shutil
 import sqlite3
+from weakref import ref
 
+import msgspec
 import pytest
 
 from gateway.dispatch import Dispatch
@@ -12,7 +16,7 @@ from gateway.sealing import SealBroken, sealed, unsealed
 from gateway.upstreams.registry import LOOK_S, Upstreams
 from policies import settings
 from policies.upstreams.terms import Upstream
-from tests.builders import until
+from tests.builders import ROOT, until
 from tests.gateway.conftest import HELLO, KEY, Front, OpenFront
 from tests.gateway.desk import Desk
 from tests.gateway.elsewhere import elsewhere, fails, says, stalls
@@ -198,3 +202,26 @@ async def test_nobody_wakes_up_as_long_as_none_is_to_be_probed(clock):
         registry.follow(Written(quiet, probed))
         await until(clock.waits)
         assert clock.waits() == [LOOK_S]
+
+
+async def test_a_tokenizer_is_looked_for_again_when_upstreams_change_and_goes_with_the_last_that_names_it(
+    clock, tmp_path, caplog
+):
+    config = settings.Settings(models={})
+    registry = Upstreams(config, {}, clock, Dispatch(config, clock))
+    place = tmp_path / "tokenizer"
+    far = Upstream(name="far-1", model="far", url="http://127.0.0.1:9/v1", probe_s=0.0, tokenizer=str(place))
+    async with registry.opened():
+        registry.follow(Written(far))
+        await until(lambda: "so tokens are estimated" in caplog.text)
+        pool = registry.of("far")
+        assert pool is not None
+        assert pool.text is None
+        shutil.copytree(ROOT / "demo" / "model", place, ignore=shutil.ignore_patterns("*.safetensors"))
+        registry.follow(Written(far))
+        await until(lambda: pool.text)
+        text = ref(pool.text)
+        registry.follow(Written(msgspec.structs.replace(far, tokenizer="")))
+        assert pool.text is None
+        gc.collect()
+        assert text() is None
