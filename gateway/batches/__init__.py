@@ -34,7 +34,8 @@ AGAIN_S = 5.0
 MAX_RUNS = 32
 """Batches under way at a time; the others wait for their turn."""
 MAX_RUNS_OF_ONE = 4
-"""Of those, one tenant's: a batch may wait for a day, for a budget say, and nobody else is to wait behind it."""
+"""Of those, one tenant's: a batch may wait for a day, for a budget say, and nobody else is to wait behind it. Where it
+would be others', it makes room (``run.STUCK_S``)."""
 RELEASE_S = 2.0
 """So long the store may take to hear that batches are nobody's any more; then their leases say so."""
 
@@ -100,7 +101,8 @@ class Runner:
         try:
             await run.work()
             log.info("batch %s: %s", batch_id, run.batch.status)
-            return
+            if run.batch.status in OVER:
+                return
         except Lost:
             log.warning("batch %s: another gateway works on it", batch_id)
         except Busy:

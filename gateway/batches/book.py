@@ -103,6 +103,11 @@ class Book:
         self.wall = wall
         self.changed = asyncio.Event()
         """There may be something to do, as a client of this gateway has said."""
+        self.others_wait = False
+        """When some were claimed last, there were more whose turn it was."""
+        self._behind: dict[str, int] = {}
+        """Those that made room for others, in the order in which they did."""
+        self._num_behind = 0
         self._rooms = rooms
         self._files = files
         self._owner = owner
@@ -224,18 +229,30 @@ class Book:
             found = (await connection.execute(query)).all()
             until = (await connection.execute(soonest)).scalar() if self._rooms.database is None else None
         taken = Counter(batch.tenant_id for batch in running)
-        turns = [(0 if row.status == "cancelling" else taken[row.tenant_id] + row.place, row.id) for row in found]
-        ids = [batch_id for turn, batch_id in sorted(turns) if turn <= most_of_one][:limit]
+        known = running_ids | {row.id for row in found}
+        self._behind = {batch_id: place for batch_id, place in self._behind.items() if batch_id in known}
+        turns = [
+            (0 if row.status == "cancelling" else taken[row.tenant_id] + row.place, self._behind.get(row.id, 0), row.id)
+            for row in found
+        ]
+        ids = [batch_id for turn, _, batch_id in sorted(turns) if turn <= most_of_one]
+        self.others_wait = len(ids) > limit
         claimed = []
-        for batch_id in ids:
+        for batch_id in ids[:limit]:
             statement = sa.update(store.batches).where(columns.id == batch_id, columns.status.not_in(OVER), free)
             statement = statement.values(owner=self._owner, leased_until=self._until()).returning(store.batches)
             async with changing(self._rooms) as connection:
                 row = (await connection.execute(statement)).first()
             if row is not None:
                 claimed.append(Batch(*row))
+                self._behind.pop(batch_id, None)
         self._looked, self._due_at = looked, math.inf if until is None else until + 1
         return claimed
+
+    def make_room(self, batch_id: str) -> None:
+        """Others whose turn it is as much go before it, until it is claimed again."""
+        self._num_behind += 1
+        self._behind[batch_id] = self._num_behind
 
     async def key_hash(self, key_id: str) -> bytes | None:
         """Of the key, as the directory knows it; None where there is none of this id."""
@@ -283,6 +300,15 @@ class Book:
         at = sa.case((is_cancelled, None), else_=sa.func.coalesce(columns.finalizing_at, now))
         return await self.note(batch_id, status=status, finalizing_at=at)
 
+    async def fail(self, batch_id: str, **values: Any) -> Batch:
+        """As ``finish``, for one that has written nothing: unless it was cancelled, also a moment ago, it has
+        failed."""
+        is_cancelled, now = columns.status == "cancelling", sa.literal(int(self.wall()), sa.BigInteger)
+        values["status"] = sa.case((is_cancelled, "cancelled"), else_="failed")
+        values["cancelled_at"] = sa.case((is_cancelled, now), else_=None)
+        values["failed_at"] = sa.case((is_cancelled, None), else_=now)
+        return await self.finish(batch_id, [], **values)
+
     async def finish(self, batch_id: str, files: list[File], **values: Any) -> Batch:
         """It is over, and what it has written is its tenant's from the same moment on. Raises Lost."""
         statement = sa.update(store.batches).where(columns.id == batch_id, columns.owner == self._owner)
@@ -294,15 +320,6 @@ class Book:
             for file in files:
                 await self._files.note(connection, file)
         return Batch(*row)
-
-    async def fail(self, batch_id: str, **values: Any) -> Batch:
-        """As ``finish``, for one that has written nothing: unless it was cancelled, also a moment ago, it has
-        failed."""
-        is_cancelled, now = columns.status == "cancelling", sa.literal(int(self.wall()), sa.BigInteger)
-        values["status"] = sa.case((is_cancelled, "cancelled"), else_="failed")
-        values["cancelled_at"] = sa.case((is_cancelled, now), else_=None)
-        values["failed_at"] = sa.case((is_cancelled, None), else_=now)
-        return await self.finish(batch_id, [], **values)
 
     async def release(self, batch_id: str | None = None) -> None:
         """Whoever wants it may have it; None: all that are this gateway's."""

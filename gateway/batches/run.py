@@ -25,7 +25,7 @@ from gateway.background import to_its_end
 from gateway.batches import journal as journals
 from gateway.batches import outputs
 from gateway.batches.asking import Asked, ask
-from gateway.batches.book import Batch, Book, Lost
+from gateway.batches.book import Batch, Book, Counts, Lost
 from gateway.batches.journal import WAITING, Journal, Record
 from gateway.batches.outputs import Ending
 from gateway.batches.pace import TICK_S, Course, Pace
@@ -49,6 +49,9 @@ not owed, unless it was being written."""
 MAX_LOSSES = 3
 """Workers that may be lost with one line, beyond those that others go on for, before it fails."""
 LONGEST_WAIT_S = 30.0
+STUCK_S = 600.0
+"""After so long without a result or a line under way, as where a budget is spent until tomorrow, a batch makes room for
+one that waits for a place, and goes on where it was when it is its turn again."""
 LOOK_UP = 500
 """Rows of the ledger that are looked for at once, and results that are written."""
 LINE_ROOM_BYTES = 4096
@@ -131,6 +134,9 @@ class Run:
         """When the store last said that the batch is ours."""
         self._is_recovered = False
         """The journal's counts are whole."""
+        self._counts: Counts | None = None
+        self._moved_at = gw.clock.now()
+        """When there was a result last, or a line under way."""
         self._lost: Lost | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -251,7 +257,8 @@ class Run:
         return "completed" if ending == "expired" and not self.journal.num_waiting else ending
 
     async def _give(self, course: Course) -> Ending | None:
-        """As ``_all_lines``; some may be under way when it is over before its time."""
+        """As ``_all_lines``; some may be under way when it is over before its time. None also where another batch is to
+        have its place."""
         while True:
             course.wants_more = False
             caller = self._caller()
@@ -265,6 +272,9 @@ class Run:
                 return "expired"
             if caller is None:
                 return "failed"
+            if self._is_stuck() and self._book.others_wait:
+                self._book.make_room(self.batch.id)
+                return None
             if not self._read and self._todo:
                 self._read.extend(await asyncio.to_thread(self._index.lines, self._todo))
                 for _ in self._read:
@@ -280,6 +290,12 @@ class Run:
             else:
                 course.wants_more = True
                 await self.pace.wait()
+
+    def _is_stuck(self) -> bool:
+        now = self._gw.clock.now()
+        if self._tasks or self.journal.counts != self._counts:
+            self._counts, self._moved_at = self.journal.counts, now
+        return now > self._moved_at + STUCK_S
 
     async def _held_back_s(self, course: Course, caller: Caller, model: str) -> float:
         """By the batch's own limits, whatever the others do; 0: not at all."""

@@ -1,4 +1,5 @@
-"""`deploy/nginx/penstock.conf` before a real gateway, in a real nginx: nothing on the way is held back, cut or mistaken."""
+"""`deploy/nginx/penstock.conf` before a real gateway, in a real nginx: nothing on the way is held back, cut or
+mistaken."""
 
 from __future__ import annotations
 
@@ -13,7 +14,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
-import pytest
 
 from tests.builders import PATIENCE_S
 from tests.conftest import skip

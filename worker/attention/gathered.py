@@ -110,8 +110,8 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: 
     them it has no kernel on CUDA where there is a mask, and would copy them for each.
     """
     num_kv_heads, num_sequences = keys.shape[:2]
-    heads = queries.unflatten(2, (num_kv_heads, -1)).permute(2, 0, 3, 1, 4)
+    heads = queries.view(*queries.shape[:2], num_kv_heads, -1, queries.shape[3]).permute(2, 0, 3, 1, 4)
     k, v = (each.flatten(0, 1)[:, None].expand(-1, heads.shape[2], -1, -1) for each in (keys, values))
     mask = seen.expand(num_kv_heads, *seen.shape).flatten(0, 1)[:, None]
     mixed = F.scaled_dot_product_attention(heads.flatten(0, 1), k, v, attn_mask=mask, scale=scale)
-    return mixed.unflatten(0, (num_kv_heads, num_sequences)).permute(1, 3, 0, 2, 4).flatten(2, 3)
+    return mixed.view(num_kv_heads, num_sequences, *mixed.shape[1:]).permute(1, 3, 0, 2, 4).flatten(2, 3)
