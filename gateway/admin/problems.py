@@ -16,6 +16,7 @@ from aiohttp import web
 
 from gateway import failures
 from gateway.errors import GatewayError
+from gateway.openai.decoding import plain
 
 ROOT = "/admin/v1/"
 CONTENT_TYPE = "application/problem+json"
@@ -137,4 +138,4 @@ def of_validation(error: msgspec.ValidationError) -> Invalid:
             return Invalid.of([(f"{path}.{named[1]}" if path else named[1], message)])
     if found[2]:
         what = f"one of its keys: {what[0].lower()}{what[1:]}"
-    return Invalid.of([(path or "body", f"{what[0].lower()}{what[1:]}".replace("`", ""))])
+    return Invalid.of([(path or "body", plain(f"{what[0].lower()}{what[1:]}"))])

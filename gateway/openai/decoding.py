@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gateway.openai.choices import choices_at
 from gateway.openai.failures import Malformed
 from gateway.openai.keys import check_keys, count_quotes
 
@@ -24,7 +25,7 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes, least: Callable[[T], 
             check_keys(body, num_quotes)
         return value
     except msgspec.ValidationError as error:
-        raise _named(str(error)) from None
+        raise _named(str(error), decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Malformed(f"The body could not be read as JSON: {_why(body, error)}", code="invalid_json") from None
     except RecursionError:
@@ -49,7 +50,7 @@ def converted(value: Any, type_: type[T], path: str, strict: bool = True) -> T:
     try:
         return msgspec.convert(value, type_, strict=strict)
     except msgspec.ValidationError as error:
-        raise _named(str(error), path) from None
+        raise _named(str(error), type_, path) from None
 
 
 _AT = re.compile(r"(?s)(.*?)(?: - at `(key` in `)?\$\.?(.*)`)?")
@@ -69,17 +70,31 @@ _CODES = (
 )
 
 
-def _named(error: str, root: str = "") -> Malformed:
-    """msgspec's "Expected `int`, got `str` - at `$.n`" as OpenAI would say it, with ``param`` and ``code``."""
+_NO_CHOICE = "Invalid enum value "
+
+
+def plain(what: str) -> str:
+    """msgspec's words without its quotes; a pattern as it is, but for the end by which ``$`` is only the text's."""
+    if " matching regex " in what:
+        what = re.sub(r"\(\?![^()]*\)'$", "'", what).replace("\\\\", "\\")
+    return what.replace("`", "")
+
+
+def _named(error: str, type_: Any, root: str = "") -> Malformed:
+    """msgspec's "Expected `int`, got `str` - at `$.n`" as OpenAI would say it, with ``param`` and ``code``. ``type_``:
+    of what is at ``root``."""
     found = _AT.fullmatch(error)
     assert found is not None
     what, path = found[1], (found[3] or "").removesuffix("[...]")
+    choices = choices_at(type_, found[3] or "") if what.startswith(_NO_CHOICE) else []
     path = f"{root}.{path}" if root and path and not path.startswith("[") else root + path
     if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
         path = f"{path}.{missing[1]}" if path else missing[1]
         return Malformed(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
     code = next((code for pattern, code in _CODES if re.match(pattern, what)), None)
-    what = what.replace("`", "").replace("Expected", "expected", 1)
+    what = plain(what).replace("Expected", "expected", 1)
+    if choices:
+        what = f"expected one of {', '.join(choices)}, got {what.removeprefix(_NO_CHOICE)}"
     if not path:
         return Malformed(f"Invalid body: {what}.", None, code)
     return Malformed(f"Invalid '{path}': {what}.", path, code)

@@ -111,7 +111,8 @@ def is_openais(body: Any, param: str | None) -> bool:
     if not isinstance(body, dict):
         return False
     error = body.get("error", {})
-    return set(body) == {"error"} and set(error) == {"message", "type", "param", "code"} and error["param"] == param
+    is_one = set(body) == {"error"} and set(error) == {"message", "type", "param", "code"} and error["param"] == param
+    return is_one and "Invalid enum value" not in error["message"] and "(?!" not in error["message"]
 
 
 async def still_well(front: Front) -> None:
