@@ -81,7 +81,7 @@ class Protocol(web.RequestHandler):
         failure: errors.GatewayError
         response: web.Response
         if status < 500:
-            first = (message or "").strip().partition("\n")[0]
+            first = (message or "").strip().partition("\n")[0].rstrip(":")
             failure = errors.InvalidRequest(f"The request could not be read as HTTP: {first}")
             response = Unread(status=failure.status, body=failures.body(failure), content_type="application/json")
             tell(Ended(noted.request_id, None, None, request.method, None, failure.status, 0.0))

@@ -66,7 +66,8 @@ async def _parts(gw: Gateway, request: web.Request) -> AsyncIterator[MultipartRe
                         raise InvalidRequest("There is more behind the last part of the body")
     except (ValueError, AssertionError, RuntimeError, EOFError, HttpProcessingError) as error:
         # What aiohttp says of a broken body.
-        raise InvalidRequest(f"The body could not be read as multipart/form-data: {error}") from None
+        why = error.message if isinstance(error, HttpProcessingError) else str(error)
+        raise InvalidRequest(f"The body could not be read as multipart/form-data: {why}") from None
 
 
 async def _stage(gw: Gateway, part: BodyPartReader, staged: Staged, check: Callable[[int], None]) -> None:

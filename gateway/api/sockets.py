@@ -41,7 +41,9 @@ async def connect(request: web.Request) -> web.StreamResponse:
         try:
             await socket.prepare(request)
         except web.HTTPBadRequest as error:
-            raise errors.InvalidRequest(f"This is no handshake of a WebSocket: {error.text}") from None
+            raise errors.InvalidRequest(
+                f"This is no handshake of a WebSocket: {(error.text or '').rstrip(': ')}"
+            ) from None
         request[head.HEAD].left_as = socket.status
         assert gw.sockets.answer is not None
         connection = Connection(gw, request, socket, gw.sockets.answer)

@@ -36,3 +36,15 @@ async def test_so_it_is_of_a_query(front: Front):
     status, answer, _ = await front.post("/v1/conversations/conv_1/items?include[]=all", {"items": []})
     assert (status, answer["error"]["param"]) == (400, "include[][0]")
     assert answer["error"]["message"].startswith("Invalid 'include[][0]': expected one of '")
+
+
+async def test_what_a_library_says_is_said_in_one_line(front: Front):
+    form = {"content-type": "multipart/form-data; boundary=x"}
+    asked = front.http.post(f"{front.url}/v1/files", data=b"--x\r\nno header\r\n\r\na\r\n--x--\r\n", headers=form)
+    async with asked as answer:
+        message = (await answer.json())["error"]["message"]
+    assert message == "The body could not be read as multipart/form-data: Invalid HTTP header: b'no header'"
+    upgrade = {"connection": "upgrade", "upgrade": "websocket"}
+    async with front.http.get(f"{front.url}/v1/responses", headers=upgrade) as answer:
+        message = (await answer.json())["error"]["message"]
+    assert message == "This is no handshake of a WebSocket: Unsupported version"

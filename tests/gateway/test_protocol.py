@@ -40,6 +40,7 @@ async def test_what_is_no_http_is_answered_with_an_error_object(front: Front, se
     error = json.loads(body)["error"]
     assert error["type"] == "invalid_request_error"
     assert error["message"].startswith("The request could not be read as HTTP: ")
+    assert not error["message"].endswith(":")
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
