@@ -1,5 +1,4 @@
-"""`deploy/nginx/penstock.conf` before a real gateway, in a real nginx: nothing on the way is held back, cut or
-mistaken."""
+"""`deploy/nginx/penstock.conf` before a real gateway: nothing on the way is held back, cut or mistaken."""
 
 from __future__ import annotations
 
