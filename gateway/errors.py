@@ -257,17 +257,22 @@ class StoreUnavailable(ServiceUnavailable):
         return cls(f"Files and batches cannot be reached at the moment. Please try again.{unsure}", retry_after_s=1.0)
 
     @classmethod
-    def for_operators(cls, is_change: bool) -> StoreUnavailable:
-        """Whoever administers, and can do something about it."""
+    def for_operators(cls, is_change: bool, is_file: bool) -> StoreUnavailable:
+        """Whoever administers, and can do something about it. ``is_file``: it is SQLite's."""
         what = "so this can be neither done nor looked up" if is_change else "so this cannot be looked up"
         again = "send this again" + (
             "; a change that was under way may have been made, which the same Idempotency-Key makes safe to repeat"
             if is_change
             else ""
         )
+        check = (
+            "Check that the disk under store.data_dir has room and can be written to, and that no other program keeps "
+            "penstock.db locked"
+            if is_file
+            else "Check that PostgreSQL runs and that this gateway reaches it at store.url"
+        )
         return cls(
-            f"The database cannot be reached, {what} now; answers for tenants go on without it. Check that PostgreSQL "
-            f"runs and that this gateway reaches it at store.url, then {again}.",
+            f"The database cannot be reached, {what} now; answers for tenants go on without it. {check}, then {again}.",
             retry_after_s=1.0,
         )
 

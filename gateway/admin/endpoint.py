@@ -157,7 +157,7 @@ class Endpoint:
         except (SQLAlchemyError, OSError) as error:
             if not is_away(error):
                 raise
-            raise StoreUnavailable.for_operators(self.changes) from error
+            raise StoreUnavailable.for_operators(self.changes, is_file=gw.store.database is not None) from error
         ask = Ask(gw, request, caller, self._query_of(request), await self._body_of(gw, request), look)
         if self.needs_match and not matched_by(request):
             raise MatchRequired(
@@ -180,7 +180,7 @@ class Endpoint:
         except (SQLAlchemyError, OSError) as error:  # TimeoutError is an OSError
             if not is_away(error):
                 raise
-            raise StoreUnavailable.for_operators(self.changes) from error
+            raise StoreUnavailable.for_operators(self.changes, is_file=gw.store.database is not None) from error
         await change.tell(gw)
         return response
 

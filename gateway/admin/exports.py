@@ -20,6 +20,7 @@ from gateway.exports.formats import CONTENT_TYPES
 from gateway.exports.names import Names
 from gateway.exports.process import Broken, Busy, Task
 from gateway.exports.spans import Period, period_of
+from gateway.house import GATEWAY
 
 LIMIT_S = 6 * 3600.0
 
@@ -91,7 +92,8 @@ async def _stream(request: web.Request, data: Any, headers: dict[str, str]) -> w
             await response.write(chunk)
     except Broken as error:
         if response is None:
-            raise StoreUnavailable.for_operators(False) from error
+            is_file = request.app[GATEWAY].store.database is not None
+            raise StoreUnavailable.for_operators(False, is_file) from error
         # What came is not all: a connection that breaks off says so, a proper end would not.
         assert request.transport is not None
         request.transport.abort()

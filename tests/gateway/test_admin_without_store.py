@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 
 import pytest
 import sqlalchemy as sa
@@ -78,6 +79,20 @@ async def test_a_change_that_is_cut_off_is_repeated_under_its_idempotency_key(de
     made = await desk.made("tenants", **call)
     assert await desk.made("tenants", **call) == made
     assert sorted(tenant["name"] for tenant in (await desk.got("tenants"))["data"]) == ["blue", "default"]
+
+
+async def test_whoever_has_sqlite_is_told_of_its_file_and_not_of_postgresql(open_front, data_dir, monkeypatch):
+    monkeypatch.setattr(store, "PRAGMAS", (*store.PRAGMAS, "busy_timeout = 100"))
+    async with open_front(store=settings.Store(data_dir=str(data_dir))) as front:
+        desk = Desk(front)
+        other = sqlite3.connect(data_dir / "penstock.db", timeout=PATIENCE_S, check_same_thread=False)
+        with contextlib.closing(other):
+            await asyncio.to_thread(other.execute, "BEGIN IMMEDIATE")
+            refused = await desk("POST", "tenants", {"name": "blue"})
+            assert (refused.status, refused.body["type"]) == (503, "urn:penstock:problem:store_unavailable")
+            assert "keeps penstock.db locked" in refused.body["detail"]
+            assert "PostgreSQL" not in refused.body["detail"]
+        assert (await desk.made("tenants", {"name": "blue"}))["name"] == "blue"
 
 
 async def until_somebody_waits_for(connection):
