@@ -165,7 +165,7 @@ class Dispatch:
         line = self._line(adapter.model)
         if line.ready() is None:
             classes = self._config.classes
-            await self.residence.ready(line.name, min(classes, key=lambda name: classes[name].priority))
+            await self.residence.ready(line.name, min(classes, key=lambda name: classes[name].priority), "")
         return await line.adapters.tried(adapter)
 
     def end_trial(self, adapter: Adapter) -> None:
@@ -195,7 +195,8 @@ class Dispatch:
         as its class waits in line. Raises ModelNotFound, ModelUnavailable, QueueFull and QueueTimeout."""
         if self.draining:
             raise _draining()
-        return await self.residence.ready(self._line(model).name, self._class_of(caller, service_tier))
+        sla_class = self._class_of(caller, service_tier)
+        return await self.residence.ready(self._line(model).name, sla_class, caller.tenant_id)
 
     def order(
         self,

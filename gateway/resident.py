@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from gateway import errors
@@ -53,8 +54,9 @@ class Occupancy(Protocol):
 class Waiter:
     """A request that waits until its model is ready."""
 
-    def __init__(self, sla_class: str) -> None:
+    def __init__(self, sla_class: str, tenant_id: str) -> None:
         self.sla_class = sla_class
+        self.tenant_id = tenant_id
         self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: errors.GatewayError) -> None:
@@ -88,7 +90,8 @@ class Model:
         self.failed_at: float | None = None
         self.no_room: NoRoom | None = None
         """Why it has to wait for others, or would not fit."""
-        self.waiters: set[Waiter] = set()
+        self.waiters: dict[Waiter, None] = {}
+        """In the order in which they came."""
 
     @property
     def least_bytes(self) -> int:
@@ -184,30 +187,35 @@ class Residents(Generic[M]):
         """Requests that wait for a model to be loaded."""
         return sum(len(model.waiters) for model in self._models.values())
 
-    async def ready(self, name: str, sla_class: str) -> wire.Ready:
+    async def ready(self, name: str, sla_class: str, tenant_id: str) -> wire.Ready:
         """The facts of one of its workers, once it is loaded for this request. Raises ModelUnavailable, QueueFull and
-        QueueTimeout."""
+        QueueTimeout; where it has the place of another one, that one hears QueueFull."""
         model = self._models.get(name)
         if model is None or (model.stage == "in" and not model.is_loading):
             raise unavailable(name)
         now, terms = self._clock.now(), self._config.classes[sla_class]
         if (again_s := self.failed_for_s(model)) > 0:
             raise model.cannot_be_loaded(max(1.0, again_s))
-        if sum(waiter.sla_class == sla_class for waiter in model.waiters) >= terms.max_waiting:
-            raise errors.QueueFull(
+        others = [each for each in model.waiters if each.sla_class == sla_class and not each.ready.done()]
+        if len(others) >= terms.max_waiting:
+            full = errors.QueueFull(
                 f"{terms.max_waiting} requests of the class '{sla_class}' wait for the model '{name}' to be loaded.",
                 retry_after_s=model.left_s(now),
             )
-        waiter = Waiter(sla_class)
+            aside = aside_for(tenant_id, others)
+            if aside is None:
+                raise full
+            aside.fail(full)
+        waiter = Waiter(sla_class, tenant_id)
         limit_s = min(terms.max_wait_s, self._config.workers.start_timeout_s)
         timer = self._clock.call_later(limit_s, lambda: waiter.fail(model.too_late(limit_s, self._clock.now())))
-        model.waiters.add(waiter)
+        model.waiters[waiter] = None
         try:
             self.used(name)
             return await waiter.ready
         finally:
             timer.cancel()
-            model.waiters.discard(waiter)
+            del model.waiters[waiter]
             self.unasked(model)
 
     def failed_for_s(self, model: M) -> float:
@@ -238,6 +246,16 @@ class Residents(Generic[M]):
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a model could not be unloaded, or not be measured", exc_info=error)
+
+
+def aside_for(tenant_id: str, waiters: Sequence[Waiter]) -> Waiter | None:
+    """Who leaves its place to one more of this tenant, where all are taken: as in a line (``Lane.aside_for``)."""
+    counts = Counter(waiter.tenant_id for waiter in waiters)
+    num_own = counts[tenant_id]
+    if num_own >= len(waiters) // (len(counts) + (num_own == 0)):
+        return None
+    most = max(counts, key=counts.__getitem__)
+    return next(waiter for waiter in reversed(waiters) if waiter.tenant_id == most)
 
 
 def unavailable(model: str) -> errors.ModelUnavailable:

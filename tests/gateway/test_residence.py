@@ -250,6 +250,30 @@ async def test_waiting_for_a_load_is_bounded_in_number_and_in_time(clock):
             await asking
 
 
+async def test_of_those_that_wait_for_a_load_each_tenant_has_its_part():
+    classes = builders.classes(max_waiting=2)
+    async with serving({"a": ON_DEMAND}, "--fault", "silence", classes=classes) as dispatch:
+
+        def asked(tenant_id: str) -> asyncio.Task[Any]:
+            return asyncio.create_task(dispatch.loaded("a", builders.a_caller(tenant_id=tenant_id), None))
+
+        flood = [asked("ten_1") for _ in range(3)]
+        with pytest.raises(errors.QueueFull):
+            await flood[2]
+        late = asked("ten_2")
+        with pytest.raises(errors.QueueFull):
+            await flood[1]
+        for tenant_id in ("ten_1", "ten_2"):
+            with pytest.raises(errors.QueueFull):
+                await asked(tenant_id)
+        assert dispatch.num_waiting() == 2
+        assert not flood[0].done()
+        assert not late.done()
+    for waiting in (flood[0], late):
+        with pytest.raises(errors.Draining):
+            await waiting
+
+
 async def test_a_lost_worker_is_no_unloaded_one(tmp_path):
     fault = ("--fault", "die", "--after", 1, "--once", tmp_path / "once")
     async with serving({"a": settings.Model()}, *fault) as dispatch:
