@@ -106,9 +106,10 @@ async def test_logprobs_are_parallel_lists(front: Front):
     logprobs = [wire.TokenLogprob(-2.0, [other], [-0.25]) for _ in tokens]
     front.peer.say(submit, [*tokens, 3], "stop", logprobs=[*logprobs, logprobs[0]])
     answer = (await call).choices[0].logprobs
-    assert len(answer.tokens) == len(answer.token_logprobs) == len(answer.top_logprobs) == len(tokens)
+    assert len(answer.tokens) == len(answer.token_logprobs) == len(answer.top_logprobs) == len(tokens) + 1
+    assert answer.tokens[-1] == front.text.vocabulary.token_text(END)
     assert answer.top_logprobs[0] == {"x": -0.25, answer.tokens[0]: -2.0}
-    texts = [front.text.decode(tokens[:n]) for n in range(len(tokens))]
+    texts = [front.text.decode(tokens[:n]) for n in range(len(tokens) + 1)]
     assert answer.text_offset == [len(text.replace("\ufffd", "")) for text in texts]
 
 

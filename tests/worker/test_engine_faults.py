@@ -22,6 +22,8 @@ from worker.transfer import rows_of
         ("invalid_request", {"prompt": [1], "num_sequences": 0}),
         ("invalid_request", {"prompt": [1], "stop_token_ids": (99,)}),
         ("invalid_request", {"prompt": [1], "logit_bias": {-3: 1.0}}),
+        ("invalid_request", {"prompt": [1], "allowed_token_ids": (1, 99)}),
+        ("invalid_request", {"prompt": [1], "bad_words": ((1, 2), (3, -1))}),
         ("invalid_request", {"prompt": [1], "promise": {"emitted_token_ids": {1: [2]}}}),
         ("invalid_request", {"prompt": [1], "promise": {"emitted_token_ids": {0: [50]}}}),
         ("invalid_request", {"prompt": [1], "promise": {"predicted_token_ids": [2, 50]}}),
