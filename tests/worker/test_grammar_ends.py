@@ -238,3 +238,22 @@ def test_an_answer_that_is_not_what_it_would_have_been_says_that_its_limit_did_i
             assert answer.has_end_token == (answer.token_ids[-1] == EOS)
             num_by_end_token[answer.reason] += answer.has_end_token
     assert min(num_by_end_token.values()) > 3, num_by_end_token
+
+
+@pytest.mark.parametrize("sampler_is_compiled", [True, False])
+def test_an_answer_that_has_room_for_its_end_alone_ends_before_min_tokens(path, sampler_is_compiled):
+    expression = "(yes|no|perhaps)( indeed){0,3}"
+    guided = Guided(path, sampler_is_compiled, max_sequences=16)
+    for max_tokens in (5, 6, 9, 12):
+        for seed in range(8):
+            asked = {"max_tokens": max_tokens, "min_tokens": max_tokens, "seed": seed, "temperature": seed % 2}
+            guided.submit(f"{max_tokens}-{seed}", "regex", expression, **asked)
+    guided.run()
+    guided.close()
+    assert not guided.failures
+    assert len(guided.answers) == 32
+    for answer in guided.answers.values():
+        assert re.fullmatch(expression, answer.text)
+    most = {key: int(key[0].partition("-")[0]) for key in guided.answers}
+    early = {answer.reason for key, answer in guided.answers.items() if len(answer.token_ids) < most[key]}
+    assert early == {"length"}

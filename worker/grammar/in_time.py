@@ -5,7 +5,7 @@ for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -152,12 +152,13 @@ class InTime:
         """No end is promised any more."""
         self._is_endless = True
 
-    def narrow(self, mask: Words, token_id: int) -> int:
+    def narrow(self, mask: Words, token_id: int, may_end: bool) -> int:
         """Takes a token that was not accepted out of the row of a mask. After too many of them, or where none is left:
-        the one that leads to the known end, whatever the mask says of it; else below 0.
+        the one that leads to the known end, whatever the mask says of it; else below 0. ``may_end``: else the answer is
+        shorter than it should be, and none of its ends would be drawn.
         """
         mask.view(np.uint32)[token_id >> 5] &= np.uint32(~(1 << (token_id & 31)) & 0xFFFFFFFF)
-        if self._num_refused <= MAX_REFUSED and mask.any():
+        if self._num_refused <= MAX_REFUSED and (mask.any() if may_end else allows_others(mask, self._stops)):
             return -1
         assert self._end is not None
         return self._end[0] if self._end else min(self._stops, default=-1)
@@ -232,3 +233,11 @@ class InTime:
 def allow(mask: Words, token_id: int) -> None:
     """One more token, in the row of a mask."""
     mask.view(np.uint32)[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+
+
+def allows_others(mask: Words, token_ids: Iterable[int]) -> bool:
+    """Whether the row of a mask lets through any but these."""
+    these = np.zeros_like(mask)
+    for token_id in token_ids:
+        allow(these, token_id)
+    return bool((mask & ~these).any())

@@ -25,7 +25,7 @@ from llguidance import LLExecutor
 
 from worker.grammar.errors import GuideLost
 from worker.grammar.guide import Guide, first_line
-from worker.grammar.in_time import allow
+from worker.grammar.in_time import allow, allows_others
 from worker.grammar.nodes import NONE, Mask
 from worker.placement import taken
 from worker.sampling.masks import Bits, Masks, Words
@@ -302,7 +302,7 @@ class _Check:
             mask = each.masks[nth].words
             if each.num_left is not None and mask[token_id >> 5] >> (token_id & 31) & 1:
                 assert each.guide.in_time is not None
-                towards_end = each.guide.in_time.narrow(mask, token_id)
+                towards_end = each.guide.in_time.narrow(mask, token_id, _is_long_enough(each.sequence, nth))
                 if towards_end >= 0:
                     forced[each.row + nth] = towards_end
         # What nothing but a mask was missing is right once that is there.
@@ -352,9 +352,9 @@ def _finish(sequence: Sequence, guide: Guide, row: Words, num_drafted: int) -> b
     """Of where the answer may end: any of its ends will do. Whether it must, though it is shorter than it should be."""
     for token_id in guide.stop_token_ids:
         allow(row, token_id)
-    if len(sequence.output_token_ids) + num_drafted >= sequence.sampling.min_tokens:
-        return False
-    ends = np.zeros_like(row)
-    for token_id in guide.stop_token_ids:
-        allow(ends, token_id)
-    return not (row & ~ends).any()
+    return not _is_long_enough(sequence, num_drafted) and not allows_others(row, guide.stop_token_ids)
+
+
+def _is_long_enough(sequence: Sequence, num_drafted: int) -> bool:
+    """An end may be drawn."""
+    return len(sequence.output_token_ids) + num_drafted >= sequence.sampling.min_tokens
