@@ -237,7 +237,7 @@ def test_a_drafter_that_raises_is_switched_off_for_that_request_alone():
 
 
 class Short(Broken):
-    """A Watcher that has no memory left."""
+    """A Watcher that cannot take what it is shown."""
 
     name, is_free = "short", True
 
@@ -248,7 +248,7 @@ class Short(Broken):
         pass
 
     def watch(self, sequences, rows):
-        raise MemoryError("no memory")
+        raise ValueError("not of my size")
 
 
 def test_a_drafter_that_cannot_keep_what_it_sees_sees_nothing_more_and_answers_go_on():

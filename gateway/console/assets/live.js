@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 
-const KEPT_S = 300;
+export const KEPT_S = 300;
 const listeners = new Set();
 const snapshots = [];
 let source = null;
