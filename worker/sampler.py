@@ -156,6 +156,8 @@ class Sampler:
                 maxima = kernels.maxima(logits)
             elif changed is not None:
                 kernels.refresh_maxima(logits, maxima, changed)
+            elif adjusted:  # whole rows
+                maxima.copy_(kernels.maxima(logits))
         if kernels is None and (masks is None or not (masks.check or masks.forced)):
             if masks is not None:
                 masks.apply(logits)

@@ -88,6 +88,8 @@ class Adjustments:
     counts: Counts | None
     bias_ids: npt.NDArray[np.int64]
     biases: npt.NDArray[np.float32]
+    allowed_ids: npt.NDArray[np.int64]
+    """No others are wanted; none: all are."""
     stop_ids: npt.NDArray[np.int64]
     """Forbidden before ``min_tokens``."""
     endings: Mapping[int, Sequence[tuple[int, ...]]]
@@ -100,21 +102,24 @@ class Adjustments:
         penalised = bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
         stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(eos_token_ids))
         stop_ids = [i for i in sorted(stops) if 0 <= i < vocab_size] if sampling.min_tokens else []
-        biases = _biases(sampling, vocab_size)
-        bias_ids = np.flatnonzero(biases)
+        biases = {i: bias for i, bias in sampling.logit_bias.items() if 0 <= i < vocab_size}
+        for i in {word[0] for word in sampling.bad_words if len(word) == 1 and 0 <= word[0] < vocab_size}:
+            biases[i] = biases.get(i, 0.0) + UNWANTED
+        allowed_ids = sorted({i for i in sampling.allowed_token_ids if 0 <= i < vocab_size})
         endings: dict[int, list[tuple[int, ...]]] = {}
         for word in sampling.bad_words:
             if len(word) > 1 and 0 <= word[-1] < vocab_size:
                 endings.setdefault(word[-2], []).append(word)
-        if not (penalised or stop_ids or len(bias_ids) or endings):
+        if not (penalised or stop_ids or biases or allowed_ids or endings):
             return None
         return cls(
             sampling=sampling,
             counts=Counts(vocab_size, prompt_token_ids if sampling.repetition_penalty != 1.0 else ())
             if penalised
             else None,
-            bias_ids=bias_ids,
-            biases=biases[bias_ids],
+            bias_ids=np.fromiter(biases, dtype=np.int64),
+            biases=np.fromiter(biases.values(), dtype=np.float32),
+            allowed_ids=np.array(allowed_ids, dtype=np.int64),
             stop_ids=np.array(stop_ids, dtype=np.int64),
             endings=endings,
         )
@@ -124,22 +129,6 @@ class Adjustments:
         last = draft[-1] if draft else output[-1] if output else None
         words = self.endings.get(last, ()) if last is not None else ()
         return {word[-1] for word in words if _end_with(word[:-1], output, draft)}
-
-
-def _biases(sampling: Sampling, vocab_size: int) -> npt.NDArray[np.float32]:
-    """Of each token; of none where nothing is said of any."""
-    words = [word[0] for word in sampling.bad_words if len(word) == 1]
-    if not (sampling.logit_bias or sampling.allowed_token_ids or words):
-        return np.empty(0, dtype=np.float32)
-    biases = np.zeros(vocab_size, dtype=np.float32)
-    if sampling.allowed_token_ids:
-        biases += UNWANTED
-        biases[[i for i in sampling.allowed_token_ids if 0 <= i < vocab_size]] = 0.0
-    biases[[i for i in words if 0 <= i < vocab_size]] += UNWANTED
-    for i, bias in sampling.logit_bias.items():
-        if 0 <= i < vocab_size:
-            biases[i] += bias
-    return biases
 
 
 def _end_with(token_ids: tuple[int, ...], output: Sequence[int], draft: Sequence[int]) -> bool:
@@ -153,10 +142,10 @@ Adjusted = tuple[int, Adjustments, Sequence[int], Sequence[int]]
 """A row of logits, what it does, its output so far, and the draft that it takes for granted."""
 
 
-def adjust(logits: Tensor, rows: Sequence[Adjusted]) -> Tensor:
+def adjust(logits: Tensor, rows: Sequence[Adjusted]) -> Tensor | None:
     """In place: penalties, then bias and tokens that are not wanted, then forbidden ones.
 
-    -> [count] i64: which have changed, of all rows end to end, some more than once.
+    -> [count] i64: which have changed, of all rows end to end, some more than once; None: whole rows.
     """
     flat = logits.view(-1)
     changed: list[Tensor] = []
@@ -185,6 +174,15 @@ def adjust(logits: Tensor, rows: Sequence[Adjusted]) -> Tensor:
         changed.append(where)
         flat[where] += _on(logits, np.concatenate([a.biases for _, a in biased]))
 
+    are_whole = False
+    for at, a, _, _ in rows:
+        if len(a.allowed_ids):
+            own, wanted = logits[at], _on(logits, a.allowed_ids)
+            kept = own[wanted]
+            own += UNWANTED
+            own[wanted] = kept
+            are_whole = True
+
     completed = [
         at * vocab_size + token_id
         for at, a, output, draft in rows
@@ -203,6 +201,8 @@ def adjust(logits: Tensor, rows: Sequence[Adjusted]) -> Tensor:
         # NaN and +inf stay: such a row is not usable, and hiding one of its tokens does not make it so.
         forbidden = flat[where]
         flat[where] = forbidden.masked_fill(forbidden < torch.inf, -torch.inf)
+    if are_whole:
+        return None
     return torch.cat(changed) if changed else torch.empty(0, dtype=torch.int64, device=logits.device)
 
 
