@@ -230,7 +230,7 @@ class Directory:
     def _say(self, failure: Exception | None) -> None:
         """Once when it begins, and once when it is over."""
         if failure is not None and self._failure is None:
-            words = " ".join(str(getattr(failure, "orig", None) or failure).split()) or type(failure).__name__
+            words = store.cause_of(failure)
             is_strange = not isinstance(failure, (SQLAlchemyError, OSError))  # TimeoutError is an OSError
             log.error("the store cannot be read, keys and policies stay as they were: %s", words, exc_info=is_strange)
         if failure is None and self._failure is not None:

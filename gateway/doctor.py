@@ -201,8 +201,8 @@ async def _database(config: Settings, facts: dict[str, Any], findings: list[Find
         text = f"the database {where} has not answered for {DATABASE_S:.3g} s."
         findings.append({"severity": "fatal", "text": text})
     except (SQLAlchemyError, OSError) as error:
-        reason = " ".join(str(getattr(error, "orig", None) or error).split())
-        findings.append({"severity": "fatal", "text": f"the database {where} cannot be opened: {reason}."})
+        text = f"the database {where} cannot be opened: {store.cause_of(error)}."
+        findings.append({"severity": "fatal", "text": text})
     finally:
         await engine.dispose()
 

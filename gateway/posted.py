@@ -38,8 +38,7 @@ class Posted:
         except IntegrityError:  # another gateway has posted it, too
             return
         except (SQLAlchemyError, OSError) as error:
-            words = " ".join(str(getattr(error, "orig", None) or error).split())
-            log.warning("it is not kept that event %s was posted: %s", event_id, words or type(error).__name__)
+            log.warning("it is not kept that event %s was posted: %s", event_id, store.cause_of(error))
 
     async def among(self, event_ids: Sequence[str]) -> set[str]:
         """Those that were posted. Raises what the database raises."""

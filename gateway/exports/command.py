@@ -57,7 +57,7 @@ def export(
     from sqlalchemy.exc import SQLAlchemyError
 
     from gateway.exports.files import InTheWay
-    from gateway.store import StoreError
+    from gateway.store import StoreError, cause_of
 
     loaded = load(config, {} if data_dir is None else {"store.data_dir": data_dir})
     format_ = "jsonl" if is_json else format_
@@ -77,15 +77,11 @@ def export(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (SQLAlchemyError, OSError) as error:
-        fail(f"the export broke off: {_cause(error)}{'' if output is None else '; the same command goes on'}")
+        fail(f"the export broke off: {cause_of(error)}{'' if output is None else '; the same command goes on'}")
     except KeyboardInterrupt:
         again = "" if output is None else "; the same command goes on where it was"
         click.echo(f"penstock: interrupted{again}", err=True)
         sys.exit(130)
-
-
-def _cause(error: Exception) -> str:
-    return " ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__
 
 
 def today() -> datetime.date:

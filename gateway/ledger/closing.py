@@ -127,7 +127,7 @@ class Closing:
             try:
                 await self.close_due()
             except (SQLAlchemyError, OSError) as error:
-                self._say(" ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__)
+                self._say(store.cause_of(error))
             except Exception:
                 log.exception("ledger: a day cannot be closed")
             else:

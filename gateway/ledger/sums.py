@@ -218,7 +218,7 @@ class Rollup:
                 if await self._rooms.edition() != self._rolled:
                     await self.roll()
             except (SQLAlchemyError, OSError) as error:
-                self._say(" ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__)
+                self._say(store.cause_of(error))
             except Exception:
                 log.exception("the ledger cannot be added up")
             else:

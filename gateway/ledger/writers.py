@@ -68,9 +68,8 @@ class PostgresWriter:
                 if inserted.rowcount < len(entries):
                     await self._note_repeats(connection, entries)
         except (SQLAlchemyError, OSError) as error:
-            said = " ".join(str(getattr(error, "orig", None) or error).split())
             state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
-            raise (RowRefused if state.startswith(REFUSED_STATES) else WriteError)(said) from error
+            raise (RowRefused if state.startswith(REFUSED_STATES) else WriteError)(store.cause_of(error)) from error
 
     async def close(self) -> None:
         """The pool is the store's."""

@@ -169,7 +169,7 @@ class Budgets:
             except RedisAway:
                 continue
             except (SQLAlchemyError, OSError) as error:
-                self._say(" ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__)
+                self._say(store.cause_of(error))
             except Exception:
                 log.exception("what is spent of the budgets cannot be read from the ledger")
             else:

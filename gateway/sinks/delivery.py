@@ -21,7 +21,7 @@ from gateway.ledger.follow import Batch, Follower, Move, Overtaken
 from gateway.sinks.book import MAX_FAILURES, Book, Skips
 from gateway.sinks.events import Event, events_of
 from gateway.sinks.sending import MAX_RETRY_AFTER_S, Done, Sender, Trouble
-from gateway.store import Edition, Store
+from gateway.store import Edition, Store, cause_of
 from policies.sinks import Sink
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Delivery:
             except Overtaken as error:
                 log.info("sink %s: %s", self.name, error)
             except (SQLAlchemyError, OSError) as error:
-                self._say(" ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__)
+                self._say(cause_of(error))
             except Exception:
                 log.exception("sink %s cannot go on", self.name)
             await self._clock.sleep(LOOK_S)

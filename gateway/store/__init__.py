@@ -68,6 +68,7 @@ __all__ = [
     "batches",
     "beside",
     "bump",
+    "cause_of",
     "changes",
     "chat_labels",
     "chats",
@@ -158,6 +159,12 @@ def is_away(error: SQLAlchemyError | OSError) -> bool:
         state = getattr(error.orig, "sqlstate", None) or ""
         return error.connection_invalidated or state.startswith(AWAY_STATES)
     return isinstance(error, OSError | OperationalError | InterfaceError | PoolTimeoutError)
+
+
+def cause_of(error: BaseException) -> str:
+    """What went wrong with the database, in one line: the driver's words, or the error's name where it has none."""
+    cause = getattr(error, "orig", None) or error
+    return " ".join(str(cause).split()) or type(cause).__name__
 
 
 async def bump(connection: AsyncConnection) -> int:
@@ -267,9 +274,8 @@ async def _of_schema(engine: AsyncEngine, url: sa.URL, work: Callable[[sa.Connec
     except migrations.Unknown as revision:
         raise StoreError(f"the store was written by a newer Penstock (revision {revision})") from None
     except (SQLAlchemyError, OSError) as error:
-        cause = getattr(error, "orig", None) or error
         where = url.render_as_string(hide_password=True)
-        raise StoreError(f"the database {where} cannot be opened: {_one_line(cause)}") from None
+        raise StoreError(f"the database {where} cannot be opened: {cause_of(error)}") from None
 
 
 @contextlib.contextmanager
@@ -300,7 +306,3 @@ def _set_up_sqlite(connection: Any, _: object) -> None:
 
 def _begin_sqlite(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN")
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -15,7 +15,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 import migrations
 from gateway import keys, store
@@ -370,3 +370,8 @@ async def test_a_database_that_is_none_is_refused(tmp_path):
     with pytest.raises(store.StoreError, match=r"penstock\.db cannot be opened: file is not a database"):
         async with store.opened(settings.Store(data_dir=str(tmp_path))):
             pass
+
+
+def test_what_a_database_says_is_one_line_and_never_empty():
+    assert store.cause_of(DBAPIError("select 1", None, Exception("the disk\n  is full"))) == "the disk is full"
+    assert store.cause_of(TimeoutError()) == "TimeoutError"

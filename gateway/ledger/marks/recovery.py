@@ -81,8 +81,7 @@ class Recovery:
         try:
             await self.run()
         except (SQLAlchemyError, OSError) as error:
-            reason = " ".join(str(getattr(error, "orig", None) or error).split())
-            log.error("ledger: streams that broke off are not settled yet: %s", reason)
+            log.error("ledger: streams that broke off are not settled yet: %s", store.cause_of(error))
             return False
         except Exception:
             log.exception("ledger: streams that broke off are not settled yet")
