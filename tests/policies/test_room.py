@@ -47,6 +47,14 @@ def test_the_more_important_are_sent_past_a_full_batch_and_the_others_are_not():
     assert not room.has_room(2, 1, 10)
 
 
+def test_three_classes_one_above_the_other_come_to_no_more_than_twice_what_fits():
+    room = full_of(2)
+    for priority in (1, 0):
+        while room.has_room(priority, 1, 10):
+            room.give(priority, priority, 1, 10)
+    assert room.num_sequences == MAX_DISPLACED * 17
+
+
 def test_those_who_step_back_keep_their_share_of_places_and_memory():
     room = full_of(2)
     num_sent = 0
@@ -97,6 +105,23 @@ def test_a_gateway_of_several_keeps_to_its_part():
     assert room.has_room(1, 3, 200)
     assert not room.has_room(1, 4, 200)
     assert not room.has_room(1, 3, 201)
+
+
+def test_a_gateway_that_sends_alone_counts_its_places_itself():
+    room = full_of(1)
+    for _ in range(2):
+        room.reported(1, Amount(4, 900))
+    assert not room.has_room(1, 1, 10)
+
+
+def test_what_ends_adds_nothing_to_what_was_told_to_be_free():
+    room = Room(SHARES, 16, 1000, num_gateways=2)
+    room.give(1, 1, 8, 80)
+    for _ in range(2):
+        room.reported(2, Amount(8, 900))
+    room.give(1, 1, -2, -20)
+    assert room.has_room(1, 4, 10)
+    assert not room.has_room(1, 5, 10)
 
 
 def test_a_gateway_that_is_busy_alone_comes_to_nearly_all_of_the_worker():

@@ -28,6 +28,12 @@ def test_only_losses_without_getting_ahead_add_up():
     assert again.after_loss(50, 1).after_loss(50, 1).is_proven
 
 
+def test_each_of_several_sequences_has_to_get_ahead():
+    suspicion = Suspicion().after_loss(10, 3).after_loss(10, 3)
+    assert suspicion.standing(10 + 3 * NUM_AHEAD - 1) == "apart"
+    assert suspicion.standing(10 + 3 * NUM_AHEAD) == "free"
+
+
 def test_who_may_join_whom():
     assert may_join("free", 5, ["apart"])
     assert may_join("apart", 5, [])

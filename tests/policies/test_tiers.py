@@ -18,7 +18,7 @@ def test_a_policy_that_allows_all_classes_gives_what_is_asked_for(tier, served):
 
 
 def test_a_tier_that_the_policy_does_not_allow_is_served_by_the_next_less_important_one():
-    policy = Policy(sla_class="batch", sla_classes=("standard",))
+    policy = Policy(sla_class="batch", sla_classes=("batch", "standard"))
     assert class_for(policy, CLASSES, "priority") == "standard"
     assert class_for(policy, CLASSES, "flex") == "batch"
 
