@@ -19,11 +19,11 @@ import msgspec
 import openai
 import pytest
 
-from gateway import app, doors, log_level, shelving, telemetry
+from gateway import app, doors, log_level, shelving, store, telemetry
 from gateway.house import Gateway
 from gateway.text import Text
 from policies import settings
-from tests import official
+from tests import collectors, official
 from tests.builders import PATIENCE_S
 from tests.gateway.peer import Peer
 from tests.gateway.texts import model_directory
@@ -161,6 +161,19 @@ def open_front(tmp_path: Path, data_dir: Path) -> OpenFront:
 @pytest.fixture
 async def front(open_front: OpenFront) -> AsyncIterator[Front]:
     async with open_front() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def rooms(store_settings: settings.Store) -> AsyncIterator[store.Store]:
+    """An empty store of each kind, open."""
+    async with store.opened(store_settings) as opened:
+        yield opened
+
+
+@pytest.fixture
+def collector() -> Iterator[collectors.Collector]:
+    with collectors.by_http() as opened:
         yield opened
 
 

@@ -23,12 +23,6 @@ from policies import settings
 from tests.builders import PATIENCE_S, HandClock, an_entry, until
 
 
-@pytest.fixture
-async def rooms(store_settings) -> AsyncIterator[Store]:
-    async with store.opened(store_settings) as rooms:
-        yield rooms
-
-
 @contextlib.asynccontextmanager
 async def ledger_of(
     writer: Writer, clock: Clock | None = None, num_open: int = 1, chain: Chain | None = None, **limits: object

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 
 import pytest
 import sqlalchemy as sa
@@ -18,12 +17,6 @@ from tests.builders import an_entry, until
 
 FIRST = 20_000
 """2024-10-04."""
-
-
-@pytest.fixture
-async def rooms(store_settings) -> AsyncIterator[Store]:
-    async with store.opened(store_settings) as rooms:
-        yield rooms
 
 
 async def begun(rooms: Store, opened_at: int = FIRST * DAY_S) -> Chain:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -14,15 +13,8 @@ import sqlalchemy as sa
 from gateway import store
 from gateway.ledger import Chain, writer_for
 from gateway.ledger.follow import NO_CHAIN, Follower, Overtaken, number_strays
-from gateway.store import Store
 from policies import settings
 from tests.builders import PATIENCE_S, an_entry, write_chain
-
-
-@pytest.fixture
-async def rooms(store_settings) -> AsyncIterator[Store]:
-    async with store.opened(store_settings) as rooms:
-        yield rooms
 
 
 async def taken(follower: Follower, max_rows: int = 100, before: int | None = None) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from decimal import Decimal
 
 import msgspec
@@ -19,7 +19,6 @@ from gateway.ledger import Entry, usage
 from gateway.ledger.follow import Follower
 from gateway.ledger.sums import FOLLOWER, GAP_S, KINDS, LOOK_S, WIDTHS, WORDS, Rollup
 from gateway.ledger.usage import BATCH, Question, Usage, spans
-from gateway.store import Store
 from policies import pricing
 from policies.policy import Price
 from policies.pricing import Rates
@@ -31,12 +30,6 @@ NOON = 1_795_000_000 // DAY_S * DAY_S + DAY_S // 2
 PRICE = Price(
     prompt=Decimal("0.31"), cached_prompt=Decimal("0.07"), completion=Decimal("1.7"), cache_hit=Decimal("0.1")
 )
-
-
-@pytest.fixture
-async def rooms(store_settings) -> AsyncIterator[Store]:
-    async with store.opened(store_settings) as rooms:
-        yield rooms
 
 
 async def rates_of(price_version: str, model: str) -> Rates:

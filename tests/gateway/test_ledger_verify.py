@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -24,12 +23,6 @@ from tests.gateway.test_ledger_closing import FIRST, begun, close_until, write
 
 NUM_ROWS = 30
 """Ten a day, for three days; two are closed."""
-
-
-@pytest.fixture
-async def rooms(store_settings) -> AsyncIterator[Store]:
-    async with store.opened(store_settings) as rooms:
-        yield rooms
 
 
 @pytest.fixture

@@ -47,12 +47,6 @@ async def marks(directory: Path) -> AsyncIterator[Marks]:
         yield marks
 
 
-@pytest.fixture
-async def rooms(store_settings) -> AsyncIterator[Store]:
-    async with store.opened(store_settings) as rooms:
-        yield rooms
-
-
 class Disk:
     """What a machine that is switched off would find: each file as it was when it was last brought to the disk."""
 

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests import collectors
 from tests.gateway.responding import END
 from tests.gateway.talking import talking
 from tests.gateway.test_responses_context import GIVEN, SHORT, SUMMARY
 from tests.gateway.traced import SPAN, TRACE, tracing
-
-
-@pytest.fixture
-def collector():
-    with collectors.by_http() as opened:
-        yield opened
 
 
 async def test_each_response_has_its_span_and_so_has_a_summary(open_front, collector):

@@ -17,17 +17,11 @@ from gateway.tracing.keeping import SamplerUnknown, sampler_of
 from gateway.tracing.order import TracingInvalid, order_of
 from policies import settings, wire
 from policies.policy import Policy
-from tests import builders, collectors
+from tests import builders
 from tests.builders import until
 from tests.gateway.traced import ASK, CHAT, SPAN, TRACE, answered, tracing
 
 LATEST = {"OTEL_SEMCONV_STABILITY_OPT_IN": "http, gen_ai_latest_experimental"}
-
-
-@pytest.fixture
-def collector():
-    with collectors.by_http() as opened:
-        yield opened
 
 
 async def test_of_all_that_are_not_sampled_every_failure_is_kept_and_nothing_else(open_front, collector):

@@ -6,19 +6,10 @@ import asyncio
 import json
 import logging
 
-import pytest
-
 from gateway import telemetry
 from policies import settings, wire
-from tests import collectors
 from tests.gateway.elsewhere import elsewhere, fails
 from tests.gateway.traced import ASK, CHAT, SPAN, TRACE, answered, tracing
-
-
-@pytest.fixture
-def collector():
-    with collectors.by_http() as opened:
-        yield opened
 
 
 async def test_the_log_names_the_trace_of_every_request(open_front, collector, capsys):

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from policies import settings
 from policies.policy import Limits, Policy
-from tests import collectors
 from tests.gateway.conftest import HELLO
-
-
-@pytest.fixture
-def collector():
-    with collectors.by_http() as opened:
-        yield opened
 
 
 async def test_a_request_that_its_tenant_s_limit_refuses_says_whose_it_was_and_for_what(open_front, collector):

@@ -5,19 +5,12 @@ from __future__ import annotations
 import pytest
 
 from policies import settings
-from tests import collectors
 from tests.gateway.conftest import HELLO
 from tests.gateway.elsewhere import elsewhere, fails
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 CLIENT = 3
 """A span's kind."""
-
-
-@pytest.fixture
-def collector():
-    with collectors.by_http() as opened:
-        yield opened
 
 
 def told(collector):
