@@ -1,13 +1,14 @@
 """The Link between processes: collectives of torch.distributed, NCCL between CUDA devices and gloo on the CPU.
 
-The NCCL path has been written to its documentation and not been measured yet: it takes two devices.
+The NCCL path has run with torch's own process groups over stand-ins of CUDA and NCCL, which show who says what to whom
+and from which device; it has not been measured yet, which takes two devices.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import torch
@@ -32,9 +33,18 @@ def store(port: int = 0, num_ranks: int | None = None) -> TCPStore:
 class ProcessLink:
     """One rank's end of it. Calls are made in the same order on all ranks of a group."""
 
-    def __init__(self, layout: Layout, rank: int, group: dist.ProcessGroup | None, device: torch.device) -> None:
-        """``group``: the ranks that share this stage's matrices; None: it has them alone."""
-        self._group, self._layout, self._device = group, layout, device
+    def __init__(
+        self,
+        layout: Layout,
+        rank: int,
+        group: dist.ProcessGroup | None,
+        pairs: Mapping[int, dist.ProcessGroup],
+        device: torch.device,
+    ) -> None:
+        """``group``: the ranks that share this stage's matrices; None: it has them alone. ``pairs``: each rank of
+        another stage than the last, with the one that it sends to."""
+        self._rank, self._layout, self._device = rank, layout, device
+        self._group, self._pairs = group, pairs
         self._is_leader = rank == layout.ranks(layout.stage(rank))[0]
         # Stages count down as ranks count up: the last one has rank 0.
         self._next, self._previous = rank - layout.tensor, rank + layout.tensor
@@ -49,6 +59,8 @@ class ProcessLink:
         if not on_cuda and sys.platform == "linux":
             # Else gloo asks what the machine's name resolves to, which in a container may be nothing.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        # It says that what a group sends waits for whatever else the group does: here a pair sends, and nothing else.
+        os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         dist.init_process_group(
             "nccl" if on_cuda else "gloo",
             store=meeting,
@@ -61,9 +73,12 @@ class ProcessLink:
         if layout.tensor > 1:
             groups = [dist.new_group(list(layout.ranks(stage))) for stage in range(layout.pipeline)]
             own = groups[layout.stage(rank)]
+        # In one group for all a stage would not hear from the one before while it still sends to the next.
+        senders = range(layout.tensor, layout.num_ranks)
+        pairs = {sender: dist.new_group([sender - layout.tensor, sender]) for sender in senders}
         # NCCL connects at first use; what keeps it from that is better known before anybody is served.
         dist.all_reduce(torch.zeros(1, device=device))
-        return cls(layout, rank, own, device)
+        return cls(layout, rank, own, pairs, device)
 
     def sum(self, x: Tensor) -> Tensor:
         """See Link."""
@@ -91,13 +106,13 @@ class ProcessLink:
     def send(self, x: Tensor) -> None:
         """See Link. Returns at once, so that this stage can go on with what comes next."""
         x = x.contiguous()
-        self._on_the_way.append((dist.isend(x, self._next), x))
+        self._on_the_way.append((dist.isend(x, self._next, self._pairs[self._rank]), x))
         self.num_calls += 1
 
     def receive(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """See Link."""
         x = torch.empty(shape, dtype=dtype, device=device)
-        dist.recv(x, self._previous)
+        dist.recv(x, self._previous, self._pairs[self._previous])
         self.num_calls += 1
         return x
 
