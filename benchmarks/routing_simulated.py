@@ -68,8 +68,10 @@ class Worker:
         return self.num_sequences < self.max_sequences and self.pool.num_available >= num_blocks
 
     def candidate(self, digests: list[bytes]) -> Candidate:
-        matched = self.index.match(digests) * MOONCAKE_BLOCK
-        return Candidate(matched, self.num_pending_tokens, self.num_sequences, self.num_given_tokens)
+        num_blocks = self.index.match(digests)
+        num_sharing = self.index.num_expecting(digests[num_blocks - 1]) if num_blocks else 0
+        matched = num_blocks * MOONCAKE_BLOCK
+        return Candidate(matched, self.num_pending_tokens, self.num_sequences, self.num_given_tokens, num_sharing)
 
 
 class _Held(NamedTuple):

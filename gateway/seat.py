@@ -123,8 +123,15 @@ class Seat:
 
     def candidate(self, flight: Flight) -> Candidate:
         """What speaks for sending it here."""
-        num_matched = self._num_matched_tokens(flight)
-        return Candidate(num_matched, self.num_pending_tokens, self.num_sequences, self._num_given_tokens)
+        facts, index, digests = self.worker.facts, self._index, flight.digests
+        num_blocks = 0 if facts is None else index.match(digests)
+        return Candidate(
+            num_blocks * (0 if facts is None else facts.block_size),
+            self.num_pending_tokens,
+            self.num_sequences,
+            self._num_given_tokens,
+            index.num_expecting(digests[num_blocks - 1]) if num_blocks else 0,
+        )
 
     @property
     def pending(self) -> Demand:

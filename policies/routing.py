@@ -3,8 +3,9 @@
 A worker tells the gateway which full KV blocks it keeps, by digest (policies/prefix.py); the gateway names the blocks
 of a prompt in the same way and counts how many of them each worker has. ``PrefixIndex`` is what is known of one worker,
 ``choose`` the decision. It goes where the first token should come soonest: to compute what is missing here, after what
-was given to it before, against the same there (the idea of Mooncake's conductor, FAST '25, section 6). Digests are
-keyed with the tenant's salt, so nobody is sent anywhere because of what a stranger asked.
+was given to it before, against the same there (the idea of Mooncake's conductor, FAST '25, section 6). What many
+requests begin with at once is computed for all of them, so it soon lies with as many workers as they keep busy. Digests
+are keyed with the tenant's salt, so nobody is sent anywhere because of what a stranger asked.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 COPY_WEIGHT = 4.0
 """A token computed where another worker holds it costs so many: its time, and room in a second cache for what the
-first one keeps already. Measured in benchmarks/routing.md."""
+first one keeps already. Those who share it bear that together. Measured in benchmarks/routing.md."""
 
 SEQUENCE_WEIGHT = 128.0
 """Tokens of work that an open sequence counts as: it takes its part of each step that computes the prompt."""
@@ -59,6 +60,10 @@ class PrefixIndex:
             else:
                 del expected[digest]
 
+    def num_expecting(self, digest: bytes) -> int:
+        """Requests that were sent there with this block and have not left."""
+        return self._expected.get(digest, 0)
+
     def match(self, digests: Sequence[bytes]) -> int:
         """How many of these blocks, from the first, it holds or is about to."""
         held, expected = self._held, self._expected
@@ -83,16 +88,18 @@ class Candidate(NamedTuple):
     """Open there: each takes its part of every step."""
     num_given_tokens: int = 0
     """Prompt tokens given to it to compute since it joined: of workers alike, the one that had less goes on."""
+    num_sharing: int = 0
+    """Requests there, not over yet, whose prompts begin with all that is matched of this one."""
 
 
 def choose(num_prompt_tokens: int, candidates: Sequence[Candidate]) -> int:
     """The index of the worker that should compute it; ``candidates`` is not empty."""
     best_matched = max(candidate.num_matched_tokens for candidate in candidates)
+    num_sharing = max(each.num_sharing for each in candidates if each.num_matched_tokens == best_matched)
 
     def price(candidate: Candidate) -> tuple[float, int]:
-        num_missing = num_prompt_tokens - candidate.num_matched_tokens
-        num_copied = best_matched - candidate.num_matched_tokens
-        work = candidate.num_pending_tokens + num_missing + SEQUENCE_WEIGHT * candidate.num_sequences
-        return work + (COPY_WEIGHT - 1.0) * num_copied, candidate.num_given_tokens
+        copies = COPY_WEIGHT * (best_matched - candidate.num_matched_tokens) / max(1, num_sharing)
+        work = candidate.num_pending_tokens + SEQUENCE_WEIGHT * candidate.num_sequences
+        return num_prompt_tokens - best_matched + work + copies, candidate.num_given_tokens
 
     return min(range(len(candidates)), key=lambda index: price(candidates[index]))

@@ -40,6 +40,14 @@ async def test_prompts_that_begin_alike_go_to_one_worker_and_others_to_the_other
         assert alike.num_missing_tokens < 100
 
 
+async def test_many_prompts_that_begin_alike_keep_every_worker_busy(start_scripted_worker):
+    addresses = [await start_scripted_worker("--fault", "mute", "--num-blocks", 8192) for _ in range(2)]
+    async with dispatching(*addresses) as dispatch:
+        for number in range(24):
+            builders.send(dispatch, asking([*LONG, number]))
+        assert min(seat.num_sequences for seat in seats(dispatch)) > 8
+
+
 async def test_prompts_of_strangers_share_nothing(start_scripted_worker):
     addresses = [await start_scripted_worker("--fault", "mute") for _ in range(2)]
     async with dispatching(*addresses) as dispatch:

@@ -92,6 +92,25 @@ def test_a_short_prefix_is_worth_no_crowd():
     assert choose(1000, [Candidate(0, 0, 0), Candidate(64, 0, crowd - 2)]) == 1
 
 
+def test_a_beginning_that_many_share_is_copied_to_a_worker_that_idles_and_then_both_work():
+    open_there, matched = [0, 0], [0, 0]
+    for _ in range(40):  # none of which ends
+        candidates = [
+            Candidate(have, 0, num_open, 0, num_open) for have, num_open in zip(matched, open_there, strict=True)
+        ]
+        chosen = choose(4100, candidates)
+        open_there[chosen] += 1
+        matched[chosen] = 4000
+    assert min(open_there) >= 19
+
+
+def test_a_beginning_that_one_request_has_is_worth_as_much_as_one_that_none_has():
+    crowd = int(COPY_WEIGHT * 4000 / SEQUENCE_WEIGHT)
+    for num_sharing in (0, 1):
+        assert choose(4100, [Candidate(0, 0, 0), Candidate(4000, 0, crowd - 1, 0, num_sharing)]) == 1
+        assert choose(4100, [Candidate(0, 0, 0), Candidate(4000, 0, crowd + 1, 0, num_sharing)]) == 0
+
+
 def test_workers_alike_take_turns_by_what_they_were_given():
     assert choose(100, [Candidate(0, 0, 3, 900), Candidate(0, 0, 3, 100), Candidate(0, 0, 4, 0)]) == 1
 
