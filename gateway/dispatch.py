@@ -270,7 +270,7 @@ class Dispatch:
 
     def queues(self) -> list[LaneView]:
         """Each class of each model, live."""
-        return [view for line in self._lines.values() for view in line.views()]
+        return [view for line in self._lines.values() for view in self.residence.with_waiters(line.views())]
 
     def seated(self) -> Iterator[tuple[str, Worker, Collection[Flight]]]:
         """Each place for a worker, with its model and what it has."""

@@ -30,6 +30,7 @@ class LaneView(msgspec.Struct, frozen=True):
     model: str
     sla_class: str
     num_waiting: int
+    """For a worker, or for the model to be loaded."""
     num_tenants: int
     """Those that wait."""
     oldest_wait_s: float

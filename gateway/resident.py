@@ -11,8 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
+import msgspec
+
 from gateway import errors
 from gateway.clock import Clock, Timer
+from gateway.lanes import LaneView
 from gateway.leases import Stage
 from gateway.memory import Need
 from policies import settings, wire
@@ -54,9 +57,10 @@ class Occupancy(Protocol):
 class Waiter:
     """A request that waits until its model is ready."""
 
-    def __init__(self, sla_class: str, tenant_id: str) -> None:
+    def __init__(self, sla_class: str, tenant_id: str, came_at: float) -> None:
         self.sla_class = sla_class
         self.tenant_id = tenant_id
+        self.came_at = came_at
         self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: errors.GatewayError) -> None:
@@ -92,6 +96,9 @@ class Model:
         """Why it has to wait for others, or would not fit."""
         self.waiters: dict[Waiter, None] = {}
         """In the order in which they came."""
+        self.num_full: Counter[str] = Counter()
+        """By class, those who were refused as too many waited; and below those who waited for too long."""
+        self.num_too_late: Counter[str] = Counter()
 
     @property
     def least_bytes(self) -> int:
@@ -187,6 +194,30 @@ class Residents(Generic[M]):
         """Requests that wait for a model to be loaded."""
         return sum(len(model.waiters) for model in self._models.values())
 
+    def waiters(self) -> list[Waiter]:
+        """Each of them."""
+        return [waiter for model in self._models.values() for waiter in model.waiters]
+
+    def with_waiters(self, views: list[LaneView]) -> list[LaneView]:
+        """Lanes of a model, with those who come there as soon as it is loaded; until then the lanes are empty."""
+        model, now = self._models.get(views[0].model), self._clock.now()
+        if model is None:
+            return views
+        told = []
+        for view in views:
+            waiters = [waiter for waiter in model.waiters if waiter.sla_class == view.sla_class]
+            told.append(
+                msgspec.structs.replace(
+                    view,
+                    num_waiting=view.num_waiting + len(waiters),
+                    num_tenants=max(view.num_tenants, len({waiter.tenant_id for waiter in waiters})),
+                    oldest_wait_s=max(view.oldest_wait_s, *(now - waiter.came_at for waiter in waiters[:1]), 0.0),
+                    num_refused_full=view.num_refused_full + model.num_full[view.sla_class],
+                    num_timed_out=view.num_timed_out + model.num_too_late[view.sla_class],
+                )
+            )
+        return told
+
     async def ready(self, name: str, sla_class: str, tenant_id: str) -> wire.Ready:
         """The facts of one of its workers, once it is loaded for this request. Raises ModelUnavailable, QueueFull and
         QueueTimeout; where it has the place of another one, that one hears QueueFull."""
@@ -202,13 +233,19 @@ class Residents(Generic[M]):
                 f"{terms.max_waiting} requests of the class '{sla_class}' wait for the model '{name}' to be loaded.",
                 retry_after_s=model.left_s(now),
             )
+            model.num_full[sla_class] += 1
             aside = aside_for(tenant_id, others)
             if aside is None:
                 raise full
             aside.fail(full)
-        waiter = Waiter(sla_class, tenant_id)
+        waiter = Waiter(sla_class, tenant_id, now)
         limit_s = min(terms.max_wait_s, self._config.workers.start_timeout_s)
-        timer = self._clock.call_later(limit_s, lambda: waiter.fail(model.too_late(limit_s, self._clock.now())))
+
+        def time_out() -> None:
+            model.num_too_late[sla_class] += not waiter.ready.done()
+            waiter.fail(model.too_late(limit_s, self._clock.now()))
+
+        timer = self._clock.call_later(limit_s, time_out)
         model.waiters[waiter] = None
         try:
             self.used(name)

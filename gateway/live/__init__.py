@@ -207,6 +207,8 @@ class Live:
         for _, flight in flights:
             tenant_id = flight.order.tenant_id
             open_by_tenant[tenant_id] = open_by_tenant.get(tenant_id, 0) + 1
+        for waiter in self._dispatch.residence.waiters():
+            open_by_tenant[waiter.tenant_id] = open_by_tenant.get(waiter.tenant_id, 0) + 1
         return GatewayLive(
             second=second,
             minute=self._minute,

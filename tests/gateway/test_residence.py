@@ -243,11 +243,17 @@ async def test_waiting_for_a_load_is_bounded_in_number_and_in_time(clock):
     async with serving({"a": ON_DEMAND}, "--fault", "silence", clock=clock, classes=waits) as dispatch:
         asking = asyncio.create_task(ask(dispatch, "a"))
         await until(lambda: dispatch.num_waiting() == 1)
+        clock.advance(9)
+        (lane,) = [view for view in dispatch.queues() if view.num_waiting]
+        assert (lane.sla_class, lane.num_waiting, lane.num_tenants, lane.oldest_wait_s) == ("standard", 1, 1, 9)
         with pytest.raises(errors.QueueFull):
             await ask(dispatch, "a")
-        clock.advance(60)
+        clock.advance(51)
         with pytest.raises(errors.QueueTimeout, match="being loaded"):
             await asking
+        assert sum(view.num_waiting for view in dispatch.queues()) == 0
+        (lane,) = [view for view in dispatch.queues() if view.num_timed_out]
+        assert (lane.sla_class, lane.num_refused_full, lane.num_timed_out) == ("standard", 1, 1)
 
 
 async def test_of_those_that_wait_for_a_load_each_tenant_has_its_part():
