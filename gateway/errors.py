@@ -188,7 +188,7 @@ class RateLimited(GatewayError):
 
 
 class RequestsLimited(RateLimited):
-    """Too many requests in a minute, or at once."""
+    """Too many requests in a minute, or at once for the places or the money that there are."""
 
     type = "requests"
 

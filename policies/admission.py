@@ -22,7 +22,7 @@ Kind = Literal["requests", "tokens", "concurrent", "money"]
 Scope = Literal["tenant", "key", "model"]
 
 BUSY_RETRY_MS = 1000
-"""When to come back for one of the places of concurrent requests: when the next is free nobody knows."""
+"""When to come back for what open requests hold, a place or money: when some of it is free nobody knows."""
 NO_CEILING = 1 << 53
 """More than is ever counted."""
 
@@ -68,9 +68,9 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
 
     at_ms: int
     rule: int
-    """Index of the one that takes longest; money before all others, because waiting does not help."""
+    """Index of the one that takes longest; money that is spent before all others, because waiting does not help."""
     wait_ms: int
-    """If nobody else comes, it is let in after that; 0 where the rule is money."""
+    """If nobody else comes, it is let in after that; 0 where the money is spent."""
 
 
 def rules_for(policy: Policy, tenant_id: str, key_id: str, model: str) -> tuple[Rule, ...]:
@@ -218,7 +218,7 @@ def _refused(rules: Sequence[Rule], gauges: Sequence[Gauge], ask: Ask, now_ms: i
         wait_ms = _wait_ms(rule, gauge, ask, now_ms)
         if wait_ms is None:
             continue
-        if rule.kind == "money":
+        if isinstance(gauge, Purse) and not wait_ms:
             return Refusal(now_ms, index, 0)
         if wait_ms > longest:
             worst, longest = index, wait_ms
@@ -235,7 +235,9 @@ def _wait_ms(rule: Rule, gauge: Gauge, ask: Ask, now_ms: int) -> int | None:
         # More than all that counts would have to leave only where the ceiling is below the need, which whoever asks
         # has looked at before.
         return gauge.wait_ms(min(excess, gauge.total), now_ms) if gauge.total else 0
-    return BUSY_RETRY_MS if rule.kind == "concurrent" else 0
+    if isinstance(gauge, Purse) and gauge.spent + need > rule.ceiling:
+        return 0
+    return BUSY_RETRY_MS
 
 
 class Period(msgspec.Struct, frozen=True):

@@ -54,6 +54,13 @@ def refused(rules: Sequence[Rule], ask: Ask, refusal: Refusal, readings: Sequenc
     """The failure for a request that a rule refuses."""
     rule = rules[refusal.rule]
     headers = headers_of(rules, readings)
+    if rule.kind == "money" and refusal.wait_ms:
+        return RequestsLimited(
+            "What is left of the budget of this project for the period is set aside for requests that are under way. "
+            f"Please try again in {duration(refusal.wait_ms)}.",
+            headers=headers,
+            retry_after_s=refusal.wait_ms / 1e3,
+        )
     if rule.kind == "money":
         return BudgetSpent(
             "You exceeded your current quota: the budget of this project for the period is spent. Waiting a moment "

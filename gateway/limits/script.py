@@ -186,7 +186,7 @@ if not fits then
     if gauge.kind == 'tokens' then need = least_tokens elseif gauge.kind == 'money' then need = least_micros end
     local excess = gauge.total + need - gauge.ceiling
     if need > 0 and excess > 0 then
-      if gauge.kind == 'money' then
+      if gauge.kind == 'money' and gauge.spent + need > gauge.ceiling then
         worst, longest = index, 0
         break
       end

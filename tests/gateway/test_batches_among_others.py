@@ -64,6 +64,14 @@ async def test_a_spent_budget_is_each_lines_error_unless_the_next_period_comes_i
     assert sum(row.cost_micros for row in await house.ledger_rows()) <= 1000
 
 
+async def test_lines_wait_for_money_that_others_only_hold(start_house):
+    policy = Policy(budget=Budget(Decimal("0.01")))  # as much as two lines may cost, and all do
+    house = start_house("--num-tokens", 2, policies={"default": policy}, prices=(Proposed(price=PRICE),))
+    async with house.client() as client:
+        batch = await over(client, await begun(client, lines(8, max_tokens=200)))
+    assert (batch.status, batch.request_counts.completed) == ("completed", 8)
+
+
 async def test_a_revoked_key_stops_its_batch(start_house):
     house = start_house("--tokens-per-step", 1, "--step-s", 0.02, batches=settings.Batches(max_in_flight=4))
     made = await another_key(house)

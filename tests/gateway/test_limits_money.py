@@ -9,7 +9,7 @@ from decimal import Decimal
 
 import pytest
 
-from gateway.errors import BudgetSpent
+from gateway.errors import BudgetSpent, RateLimited, RequestsLimited
 from gateway.limits import Limits
 from policies import settings
 from policies.admission import NO_CEILING
@@ -53,12 +53,23 @@ async def test_a_stream_gets_what_the_budget_still_pays_for_to_the_token(limits)
     assert refused.value.headers() == {"x-should-retry": "false"}
 
 
+async def test_who_is_refused_for_money_that_others_only_hold_may_come_again(limits):
+    caller = a_spender("0.00027")
+    async with limits.admit(caller, DEMO, 50, 5000, "dear") as ticket:
+        with pytest.raises(RequestsLimited) as refused:
+            await ask(limits, caller)
+        assert (refused.value.code, refused.value.headers()["retry-after"]) == ("rate_limit_exceeded", "1")
+        assert "x-should-retry" not in refused.value.headers()
+        ticket.settle(Usage(50, 0, 1))
+    await ask(limits, caller)
+
+
 async def test_a_thousand_requests_at_once_overspend_no_budget(limits):
     caller = a_spender("0.1")
     costs = []
 
     async def request(number):
-        with contextlib.suppress(BudgetSpent):
+        with contextlib.suppress(RateLimited):
             async with limits.admit(caller, DEMO, 100, 1000, f"r{number}") as ticket:
                 written = 0
                 while written < 150 and (ticket.covers(written + 1) or await ticket.top_up(written + 1)):
@@ -96,7 +107,7 @@ async def test_a_kept_answer_is_paid_for_as_a_whole_or_refused(limits):
         assert used(limits, caller) == {"tenant budget": 100}
         assert ticket.num_covered == NO_CEILING
         async with limits.admit(caller, DEMO, 40, 60, "b", outcome="hit") as another:
-            with pytest.raises(BudgetSpent):
+            with pytest.raises(RateLimited):
                 await limits.admit(caller, DEMO, 40, 60, "c", outcome="hit").__aenter__()
             assert another.settle(Usage(40, 0, 60), "hit") == 100
         assert ticket.settle(Usage(40, 0, 11), "hit") == 51
@@ -108,7 +119,7 @@ async def test_a_thousand_answers_from_the_cache_at_once_overspend_no_budget(lim
     caller, rng, costs = a_caller(a_policy(budget=Budget(Decimal("0.01"), "day"), price=HIT)), random.Random(seed), []
 
     async def request(number, num_tokens, num_turns):
-        with contextlib.suppress(BudgetSpent):
+        with contextlib.suppress(RateLimited):
             async with limits.admit(caller, DEMO, 100, num_tokens, f"r{number}", outcome="hit") as ticket:
                 for _ in range(num_turns):
                     await asyncio.sleep(0)

@@ -10,7 +10,7 @@ from decimal import Decimal
 import pytest
 
 from gateway.clock import Clock
-from gateway.errors import BudgetSpent, LimitsUnavailable, RateLimited, TokensLimited
+from gateway.errors import LimitsUnavailable, RateLimited, TokensLimited
 from gateway.limits import Limits, metered
 from gateway.limits.plans import Plans
 from gateway.limits.shared import SharedMeters
@@ -174,7 +174,7 @@ async def test_three_gateways_overspend_no_budget_and_tell_each_share_once(redis
         gateways = [await stack.enter_async_context(a_gateway(redis_settings, alert=told.append)) for _ in range(3)]
 
         async def request(number):
-            with contextlib.suppress(BudgetSpent):
+            with contextlib.suppress(RateLimited):
                 async with gateways[number % 3].admit(caller, "demo", 100, 200, f"r{number}") as ticket:
                     written = 0
                     while written < 150 and (ticket.covers(written + 1) or await ticket.top_up(written + 1)):

@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from policies import admission
-from policies.admission import Ask, Grant, Refusal
+from policies.admission import BUSY_RETRY_MS, Ask, Grant, Refusal
 from policies.policy import Budget, Limits, Policy
 from policies.rate import DAY_MS, MINUTE_MS, Window
 
@@ -78,9 +78,24 @@ def test_a_spent_budget_comes_before_every_ceiling_that_waiting_helps_with():
     rules = every_rule()
     gauges = gauges_of(rules)
     assert isinstance(admission.take(rules, gauges, Ask("a", 600, 600, 20_000, 20_000), 0), Grant)
+    admission.settle(rules, gauges, "a", [], 0, 20_000, 0)
     refusal = admission.take(rules, gauges, Ask("b", 1, 1, 1, 1), 0)
     assert isinstance(refusal, Refusal)
-    assert rules[refusal.rule].kind == "money"
+    assert (rules[refusal.rule].kind, refusal.wait_ms) == ("money", 0)
+
+
+def test_money_that_open_requests_hold_may_come_back_and_comes_behind_ceilings_that_take_longer():
+    rules = every_rule()
+    gauges = gauges_of(rules)
+    assert isinstance(admission.take(rules, gauges, Ask("a", 100, 100, 20_000, 20_000), 0), Grant)
+    refusal = admission.take(rules, gauges, Ask("b", 0, 0, 1, 1), 0)
+    assert isinstance(refusal, Refusal)
+    assert (rules[refusal.rule].kind, refusal.wait_ms) == ("money", BUSY_RETRY_MS)
+    refusal = admission.take(rules, gauges, Ask("b", 550, 550, 1, 1), 0)
+    assert isinstance(refusal, Refusal)
+    assert (rules[refusal.rule].kind, refusal.wait_ms) == ("tokens", 61_000)
+    admission.settle(rules, gauges, "a", [], 0, 19_999, 0)
+    assert isinstance(admission.take(rules, gauges, Ask("b", 0, 0, 1, 1), 0), Grant)
 
 
 def test_settling_gives_back_what_was_not_used_and_charges_what_was_used_more():
