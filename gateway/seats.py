@@ -47,8 +47,6 @@ class Seats(dict[Worker, Seat]):
             able = [seat for seat in able if not refuses(seat.worker, adapter)] or able
         if len(able) < 2:
             return able[0] if able else None
-        if not flight.digests:
-            return min(able, key=lambda seat: seat.num_sequences)
         num_prompt_tokens = flight.order.num_prompt_tokens
         return able[choose(num_prompt_tokens, [seat.candidate(flight) for seat in able])]
 

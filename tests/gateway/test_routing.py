@@ -48,6 +48,14 @@ async def test_many_prompts_that_begin_alike_keep_every_worker_busy(start_script
         assert min(seat.num_sequences for seat in seats(dispatch)) > 8
 
 
+async def test_a_short_prompt_goes_around_a_worker_that_has_a_long_one_to_compute(start_scripted_worker):
+    addresses = [await start_scripted_worker("--fault", "mute") for _ in range(2)]
+    async with dispatching(*addresses) as dispatch:
+        long = builders.send(dispatch, asking(LONG))
+        for _ in range(5):
+            assert worker_of(builders.send(dispatch, builders.a_submit())) is not worker_of(long)
+
+
 async def test_prompts_of_strangers_share_nothing(start_scripted_worker):
     addresses = [await start_scripted_worker("--fault", "mute") for _ in range(2)]
     async with dispatching(*addresses) as dispatch:
