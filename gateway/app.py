@@ -187,7 +187,11 @@ async def opened(
         stack.push_async_callback(dispatch.close, WORKERS_S)
         directory.adapters_changed = lambda: dispatch.follow(directory)
         dispatch.follow(directory)
-        upstreams = await stack.enter_async_context(Upstreams(config, environ, clock, dispatch).opened())
+
+        def num_gateways() -> int:
+            return others.num_gateways
+
+        upstreams = await stack.enter_async_context(Upstreams(config, environ, clock, dispatch, num_gateways).opened())
         directory.upstreams_changed = lambda: upstreams.follow(directory)
         upstreams.follow(directory)
         live = Live(dispatch, directory, ledger, config.classes, clock, upstreams, house_doors.aside)
@@ -202,7 +206,7 @@ async def opened(
 
         prices, price_history = Prices(directory, base_of=directory.bases.get), PriceHistory(rooms.engine)
         await stack.enter_async_context(Rollup(rooms, price_history.rates, clock).watched())
-        limits = Limits(config, clock, redis, prices, num_gateways=lambda: others.num_gateways, alert=alert)
+        limits = Limits(config, clock, redis, prices, num_gateways=num_gateways, alert=alert)
         await stack.enter_async_context(limits.watched())
         await days.restore(rooms, directory, limits)
         budgets = Budgets(rooms, directory, limits, clock, ledger.came_late, alert)

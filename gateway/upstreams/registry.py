@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -50,11 +50,20 @@ class Board(Protocol):
 class Upstreams:
     """All of them."""
 
-    def __init__(self, config: settings.Settings, environ: Mapping[str, str], clock: Clock, dispatch: Dispatch) -> None:
+    def __init__(
+        self,
+        config: settings.Settings,
+        environ: Mapping[str, str],
+        clock: Clock,
+        dispatch: Dispatch,
+        num_gateways: Callable[[], int] = lambda: 1,
+    ) -> None:
+        """``num_gateways``: as for ``Server``."""
         self._config = config
         self._environ = environ
         self._clock = clock
         self._dispatch = dispatch
+        self._num_gateways = num_gateways
         self._client = Client()
         self._created = int(time.time())
         self._servers: dict[str, Server] = {}
@@ -153,7 +162,7 @@ class Upstreams:
         for name, known in wanted.items():
             server = self._servers.get(name)
             if server is None or server.known.terms.url != known.terms.url:
-                server = Server(known, self._clock, self._freed)
+                server = Server(known, self._clock, self._freed, self._num_gateways)
             elif server.known != known:
                 server.changed(known)
             servers[name] = server

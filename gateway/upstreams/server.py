@@ -55,11 +55,14 @@ class Server:
     """``terms`` and ``key`` may change; what is known of its behaviour then stays as long as it is at the same
     address."""
 
-    def __init__(self, known: Known, clock: Clock, freed: Callable[[], None]) -> None:
-        """``freed`` hears that it has room for one more."""
+    def __init__(
+        self, known: Known, clock: Clock, freed: Callable[[], None], num_gateways: Callable[[], int] = lambda: 1
+    ) -> None:
+        """``freed`` hears that it has room for one more. ``num_gateways``: those that ask it."""
         self.known = known
         self._clock = clock
         self._freed = freed
+        self._num_gateways = num_gateways
         self.num_open = 0
         self.num_asked = self.num_failed = self.num_retries = self.num_hedges = self.num_openings = 0
         self.num_without_usage = self.num_disagreements = 0
@@ -83,14 +86,20 @@ class Server:
         return self._breaker.admits(self._clock.now())
 
     @property
+    def max_open(self) -> int:
+        """Requests of this gateway that it is sent at a time: as many as those of any other that asks it, and one at
+        least."""
+        return max(1, self.known.terms.max_concurrent // self._num_gateways())
+
+    @property
     def num_free(self) -> int:
         """Requests that it may be sent beside those that it has, and those that come back to it."""
-        return max(0, self.known.terms.max_concurrent - self.num_open - self._num_kept)
+        return max(0, self.max_open - self.num_open - self._num_kept)
 
     @property
     def has_place(self) -> bool:
         """For one that comes back to it."""
-        return self.num_open < self.known.terms.max_concurrent
+        return self.num_open < self.max_open
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:

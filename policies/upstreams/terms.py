@@ -51,7 +51,7 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Other models that are asked, in this order, when none of this model answers: of upstreams, and at the end perhaps
     one that is served here, whose workers have a line for all that comes."""
     max_concurrent: Annotated[int, Meta(ge=1, le=100_000)] = 64
-    """Requests that it is sent at a time; more wait in line."""
+    """Requests that it is sent at a time, divided among the gateways that share a Redis; more wait in line."""
     max_model_tokens: Annotated[int, Meta(ge=0, le=100_000_000)] = 0
     """Prompt and completion together; 0: it is left to the upstream."""
     tokenizer: Annotated[str, Meta(max_length=4096)] = ""
