@@ -127,7 +127,7 @@ class Text:
                         return template.render(texts, tools, switches or {})
                 raise InvalidRequest(str(failure), param="messages") from None
 
-        if not self._is_long(num_chars(messages) + 1000 * len(tools or ())):
+        if not self._is_long(num_chars(messages, tools, switches)):
             found = self._pieces.find(rendered(), tenant_id)
             read = self._pieces.read_plain(found.missing)
             if read is None:

@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from gateway import openai
 from gateway.text.template import ChatTemplate
 
 
-def num_chars(messages: Sequence[openai.Message]) -> int:
-    """About how long the rendered conversation will be."""
-    total = 0
+def num_chars(
+    messages: Sequence[openai.Message],
+    tools: Sequence[dict[str, Any]] | None = None,
+    switches: Mapping[str, Any] | None = None,
+) -> int:
+    """About how long the rendered conversation will be, if the template says all of it."""
+    total = sum(map(_size, filter(None, (tools, switches))))
     for message in messages:
         content = message.content
         total += 20 + len(content if isinstance(content, str) else message.text)
         if message.tool_calls or message.function_call is not None:
-            total += sum(100 + len(_text(call.called.arguments)) for call in message.calls)
-        if message.thought:
-            total += len(message.thought)
+            total += sum(
+                100 + len(call.called.name) + len(call.id or "") + _size(call.called.arguments)
+                for call in message.calls
+            )
+        if not message.is_plain or message.name is not None:
+            total += sum(map(len, filter(None, (message.name, message.tool_call_id, message.thought))))
     return total
+
+
+def _size(value: Any) -> int:
+    """About how long it is when it is written out."""
+    if isinstance(value, str):
+        return len(value)
+    try:
+        return len(msgspec.json.encode(value))
+    except (OverflowError, ValueError, RecursionError):  # a number of more than 64 bits, or lists in lists: read apart
+        return sys.maxsize
 
 
 def as_dict(message: openai.Message, template: ChatTemplate) -> dict[str, Any]:

@@ -71,6 +71,34 @@ async def test_a_long_prompt_is_read_on_a_thread_and_a_short_one_is_not(tmp_path
     assert text.decode(token_ids) == "stone " * 1000
 
 
+LONG = "stone " * 1000
+CALLS = [ToolCall(FunctionCall("see", {"what": LONG})), ToolCall(FunctionCall("see", "{}"), LONG)]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        (HELLO, [{"type": "function", "function": {"name": "see", "description": LONG}}]),
+        (HELLO, None, {"documents": [LONG]}),
+        ([Message("user", "Hello", name=LONG)],),
+        ([Message("tool", "Hello", tool_call_id=LONG)],),
+        *[([*HELLO, Message("assistant", None, tool_calls=[call])],) for call in CALLS],
+    ],
+)
+async def test_whatever_makes_a_conversation_long_is_read_on_a_thread(tmp_path, asked):
+    text = Text.load(model_directory(tmp_path), settings.Text(inline_chars=1000))
+    ran_on: list[threading.Thread] = []
+    of_chat = text._templates["default"].render
+
+    def noted(*told: Any) -> str:
+        ran_on.append(threading.current_thread())
+        return of_chat(*told)
+
+    text._templates["default"].render = noted  # type: ignore[method-assign]
+    await text.encode_chat(*asked)
+    assert threading.current_thread() not in ran_on
+
+
 async def test_many_tokens_are_told_as_text_on_a_thread_and_a_few_are_not(tmp_path):
     text = Text.load(model_directory(tmp_path), settings.Text(inline_chars=1000))
     token_ids, main = byte_level().encode("stone ").ids, threading.current_thread()
