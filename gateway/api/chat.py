@@ -102,7 +102,7 @@ async def prepared(
         facts = await loaded(gw, caller, call, noted)
     prompt = await _read(text, caller, call, tools, facts.max_model_tokens)
     room = room_for(len(prompt), facts, "messages")
-    bad_words = await text.bad_words(call.bad_words) if call.bad_words else ()
+    bad_words = await text.bad_words(call.bad_words, caller.tenant_id) if call.bad_words else ()
     sampling = openai.sampling(call, min(call.asked_tokens or room, room), facts.vocab_size, bad_words)
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
     order = gw.dispatch.order(caller, call.service_tier, len(prompt), sampling.max_tokens, call.num_choices)
@@ -114,7 +114,7 @@ async def prepared(
     )
     if call.prediction is not None and call.prediction.text:
         likely = call.prediction.text[: CHARS_A_TOKEN * facts.max_model_tokens]
-        (predicted,) = await text.encode([likely], with_specials=False)
+        (predicted,) = await text.encode([likely], with_specials=False, tenant_id=caller.tenant_id)
         submit = msgspec.structs.replace(submit, predicted_token_ids=predicted[: facts.max_model_tokens])
     model = fingerprint(facts, gw.dispatch.adapter_id(call.model))
     wanted = None

@@ -66,10 +66,10 @@ async def prepared(
     grammar = await gw.grammars.checked(openai.asked_grammar(call))
     if facts is None:
         facts = await loaded(gw, caller, call, noted)
-    texts, (prompts, end_ids) = call.texts, await _prompts(call, text, facts)
+    texts, (prompts, end_ids) = call.texts, await _prompts(caller, call, text, facts)
     asked_tokens = DEFAULT_MAX_TOKENS if call.max_tokens is None else max(1, call.max_tokens)
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
-    bad_words = await text.bad_words(call.bad_words) if call.bad_words else ()
+    bad_words = await text.bad_words(call.bad_words, caller.tenant_id) if call.bad_words else ()
     parts, num_scores = [], 0
     for number, prompt in enumerate(prompts):
         room = room_for(len(prompt), facts, "prompt")
@@ -96,18 +96,20 @@ async def prepared(
 
 
 async def _prompts(
-    call: openai.CompletionRequest, text: Text, facts: wire.Ready
+    caller: Caller, call: openai.CompletionRequest, text: Text, facts: wire.Ready
 ) -> tuple[list[list[int]], tuple[int, ...]]:
     """Token ids of each prompt, and those that end an answer besides the model's own."""
+    tenant_id = caller.tenant_id
     if call.suffix:
-        return await text.encode_infill(call.texts, call.suffix, facts.max_model_tokens)
+        return await text.encode_infill(call.texts, call.suffix, facts.max_model_tokens, tenant_id=tenant_id)
     if call.texts:
-        prompts = await text.encode(call.texts, call.add_special_tokens is not False, facts.max_model_tokens)
+        with_specials = call.add_special_tokens is not False
+        prompts = await text.encode(call.texts, with_specials, facts.max_model_tokens, tenant_id=tenant_id)
         if not all(prompts):
             raise openai.Malformed("Invalid 'prompt': there is not one token in it", "prompt", "empty_string")
         return prompts, ()
     if call.prompt is None:
-        ((*begins,),) = await text.encode([""])
+        ((*begins,),) = await text.encode([""], tenant_id=tenant_id)
         # Where nothing begins a text, what ends the one before it does.
         return [begins[:1] or facts.eos_token_ids[:1]], ()
     prompts = call.token_ids

@@ -129,7 +129,7 @@ async def completion(
     text, request_id = pool.text, request[HEAD].request_id
     asked_tokens = DEFAULT_MAX_TOKENS if call.max_tokens is None else call.max_tokens
     if text is not None and call.texts:
-        ids = await text.encode(call.texts, call.add_special_tokens is not False)
+        ids = await text.encode(call.texts, call.add_special_tokens is not False, tenant_id=caller.tenant_id)
     else:
         ids = [_ids(prompt) for prompt in prompts]
     parts = []
@@ -228,7 +228,11 @@ async def _read(
     here = await _here(gw, way, call, prepare)
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     text = pool.text
-    ids = await text.encode(texts) if text is not None and texts else [_ids(prompt) for prompt in prompts]
+    ids = (
+        await text.encode(texts, tenant_id=caller.tenant_id)
+        if text is not None and texts
+        else [_ids(prompt) for prompt in prompts]
+    )
     prompt = [token_id for each in ids for token_id in each]
     # A reranker reads the query with each of the documents, and has its own marks between them.
     most = (num_answers if kind == "rerank" else 1) * most_prompt_tokens(prompts, len(prompts))

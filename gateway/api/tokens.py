@@ -15,17 +15,19 @@ from gateway.house import Gateway
 async def tokenize(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
     asked = await parsed(openai.parse_tokenize, await taken_body_of(gw, request))
-    model = _model_of(gw, caller, asked.model)
+    model, tenant_id = _model_of(gw, caller, asked.model), caller.tenant_id
     text, facts = gw.dispatch.text(model), gw.dispatch.ready(model)
     if asked.prompt is None:
         token_ids = await prompt_of(gw, caller, msgspec.structs.replace(asked.chat, model=model))
     else:
-        (token_ids,) = await text.encode([asked.prompt], asked.add_special_tokens is not False, MAX_COUNTED)
+        (token_ids,) = await text.encode(
+            [asked.prompt], asked.add_special_tokens is not False, MAX_COUNTED, tenant_id=tenant_id
+        )
     body = openai.TokenizeBody(
         count=len(token_ids),
         max_model_len=None if facts is None else facts.max_model_tokens,
         tokens=token_ids,
-        token_strs=await text.token_texts(token_ids) if asked.return_token_strs else None,
+        token_strs=await text.token_texts(token_ids, tenant_id) if asked.return_token_strs else None,
     )
     return head.Whole(msgspec.json.encode(body))
 
@@ -34,7 +36,7 @@ async def detokenize(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
     asked = await parsed(openai.parse_detokenize, await taken_body_of(gw, request))
     text = gw.dispatch.text(_model_of(gw, caller, asked.model))
-    return head.Whole(msgspec.json.encode(openai.DetokenizeBody(await text.decoded(asked.tokens))))
+    return head.Whole(msgspec.json.encode(openai.DetokenizeBody(await text.decoded(asked.tokens, caller.tenant_id))))
 
 
 def _model_of(gw: Gateway, caller: Caller, named: str | None) -> str:

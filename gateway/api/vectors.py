@@ -86,9 +86,9 @@ async def _embedding(
     if cut is not None:
         most = most if cut < 0 else min(cut, most)
     if call.texts and cut is not None:
-        prompts = await text.encode(call.texts, cut_at=most, param="input")
+        prompts = await text.encode(call.texts, cut_at=most, param="input", tenant_id=caller.tenant_id)
     elif call.texts:
-        prompts = await text.encode(call.texts, max_tokens=most, param="input")
+        prompts = await text.encode(call.texts, max_tokens=most, param="input", tenant_id=caller.tenant_id)
     else:
         prompts = call.token_ids if cut is None else [prompt[:most] for prompt in call.token_ids]
         if any(max(prompt, default=0) >= facts.vocab_size for prompt in prompts):
@@ -128,11 +128,11 @@ async def _ranking(
     if isinstance(call, openai.RerankRequest):
         texts, names = call.texts, ("query", "documents")
         if call.max_tokens_per_doc is not None and call.max_tokens_per_doc <= facts.max_model_tokens:
-            texts = await text.cut(texts, call.max_tokens_per_doc)
+            texts = await text.cut(texts, call.max_tokens_per_doc, caller.tenant_id)
         pairs: Sequence[tuple[str, str]] = [(call.query, each) for each in texts]
     else:
         pairs, names = call.pairs, call.sides
-    asked, places = await _of_pairs(pairs, text, facts, names)
+    asked, places = await _of_pairs(caller, pairs, text, facts, names)
     return _answer(gw, request, caller, call, text, facts, asked, names[1], partial(shaped, pairs=places))
 
 
@@ -153,19 +153,19 @@ def _pooling(facts: wire.Ready) -> wire.Pooling:
 
 
 async def _of_pairs(
-    pairs: Sequence[tuple[str, str]], text: Text, facts: wire.Ready, names: tuple[str, str]
+    caller: Caller, pairs: Sequence[tuple[str, str]], text: Text, facts: wire.Ready, names: tuple[str, str]
 ) -> tuple[list[Asked], list[tuple[int, int]] | None]:
     """For the model's own head, both texts in one prompt. Where it has none, each text once, and the places of a
     pair's: their vectors are compared. ``names``: of the parameters that the first and the second of a pair are in."""
     if facts.scores:
-        encoded = await text.encode_pairs(pairs, facts.max_model_tokens, names[1])
+        encoded = await text.encode_pairs(pairs, facts.max_model_tokens, names[1], caller.tenant_id)
         return [(prompt, wire.Pooling("score", second_at=second_at)) for prompt, second_at in encoded], None
     pooling = wire.Pooling(_pooling(facts).kind)
     place: dict[str, int] = {}
     asked: list[Asked] = []
     for side, name in enumerate(names):
         texts = [each for each in dict.fromkeys(pair[side] for pair in pairs) if each not in place]
-        prompts = await text.encode(texts, max_tokens=facts.max_model_tokens, param=name)
+        prompts = await text.encode(texts, max_tokens=facts.max_model_tokens, param=name, tenant_id=caller.tenant_id)
         for number, (each, prompt) in enumerate(zip(texts, prompts, strict=True)):
             _check(prompt, facts, name, number)
             place[each] = len(asked)

@@ -6,11 +6,9 @@ on this side of the wire: the worker sees token ids alone.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import Any, TypeVar
 from tokenizers import Tokenizer
 
 from gateway import openai
-from gateway.errors import ContextLengthExceeded, InvalidRequest, ServiceUnavailable
+from gateway.errors import ContextLengthExceeded, InvalidRequest
 from gateway.parsers.tongue import tongue_of
 from gateway.text import files, untold
 from gateway.text.detokenize import Decoder, Vocabulary
@@ -31,13 +29,15 @@ from gateway.text.pieces import Pieces, freeze_words
 from gateway.text.stops import StopStrings
 from gateway.text.template import ChatTemplate, TemplateFailure, TemplateInvalid
 from gateway.text.together import Together
+from gateway.turns import Turns
 from policies import settings
 
 __all__ = ["Decoder", "StopStrings", "Text", "TextInvalid"]
 
 HAS_CALLS = attrgetter("calls")
-MAX_WAITING = 256
-"""Long prompts that wait for a thread before more are refused."""
+VAST_CHARS = 256 << 10
+"""What is longer has a thread of its own: others are read while it is."""
+REFUSAL = "Too many long prompts are waiting to be read"
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -63,8 +63,8 @@ class Text:
         self._tokenizer = tokenizer
         self._templates = templates
         self._inline_chars = limits.inline_chars
-        self._threads = ThreadPoolExecutor(limits.num_threads, thread_name_prefix="text")
-        self._num_waiting = 0
+        self._turns = Turns(limits.num_threads, "text", REFUSAL)
+        self._vast_turns = Turns(1, "text-vast", REFUSAL)
         self._pieces = Pieces(tokenizer)
         self._together = Together(self._pieces.read)
         self.vocabulary = Vocabulary(tokenizer)
@@ -127,7 +127,8 @@ class Text:
                         return template.render(texts, tools, switches or {})
                 raise InvalidRequest(str(failure), param="messages") from None
 
-        if not self._is_long(num_chars(messages, tools, switches)):
+        length = num_chars(messages, tools, switches)
+        if not self._is_long(length):
             found = self._pieces.find(rendered(), tenant_id)
             read = self._pieces.read_plain(found.missing)
             if read is None:
@@ -144,7 +145,7 @@ class Text:
             except Exception as error:
                 raise _unread(error, "messages") from None
 
-        return await self._on_thread(render_and_encode)
+        return await self._run(tenant_id, length, render_and_encode)
 
     def is_thinking(self, prompt: Sequence[int]) -> bool:
         """Whether the tokens of a chat's prompt end within the model's reasoning."""
@@ -159,10 +160,12 @@ class Text:
         max_tokens: int | None = None,
         param: str = "prompt",
         cut_at: int | None = None,
+        tenant_id: str = "",
     ) -> list[list[int]]:
         """Token ids of bare prompts, by default with the special tokens that the tokenizer puts around a text.
         ``max_tokens`` of each, as in ``encode_chat``; ``cut_at``: of a longer one so many are its beginning, between
-        those special tokens. Raises InvalidRequest, also ContextLengthExceeded."""
+        those special tokens. ``tenant_id``: whose turn is waited for. Raises InvalidRequest, also
+        ContextLengthExceeded."""
 
         def encode(some: Sequence[str]) -> list[list[int]]:
             try:
@@ -174,13 +177,15 @@ class Text:
             except Exception as error:
                 raise _unread(error, param) from None
 
-        return await self._by_and_by(prompts, [20 + len(prompt) for prompt in prompts], encode)
+        return await self._by_and_by(tenant_id, prompts, [20 + len(prompt) for prompt in prompts], encode)
 
-    async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    async def bad_words(self, words: Sequence[str], tenant_id: str = "") -> tuple[tuple[int, ...], ...]:
         """Token ids of words as they stand at the beginning of a text and, where that is another first token, behind a
         space (as in vLLM's ``SamplingParams.update_from_tokenizer``). Raises InvalidRequest."""
         plain = [word.lstrip() or word for word in words]
-        read = await self.encode([*plain, *[f" {word}" for word in plain]], False, param="bad_words")
+        read = await self.encode(
+            [*plain, *[f" {word}" for word in plain]], False, param="bad_words", tenant_id=tenant_id
+        )
         found: dict[tuple[int, ...], None] = {}
         for alone, spaced in zip(read[: len(plain)], read[len(plain) :], strict=True):
             found[tuple(alone)] = None
@@ -189,7 +194,7 @@ class Text:
         return tuple(word for word in found if word)
 
     async def encode_pairs(
-        self, pairs: Sequence[tuple[str, str]], max_tokens: int, param: str
+        self, pairs: Sequence[tuple[str, str]], max_tokens: int, param: str, tenant_id: str = ""
     ) -> list[tuple[list[int], int]]:
         """Token ids of two texts in one, as the tokenizer joins them, and where the second begins; 0 where the
         tokenizer does not say. ``max_tokens`` of either, as in ``encode_chat``. Raises InvalidRequest."""
@@ -203,9 +208,10 @@ class Text:
                 raise _unread(error, param) from None
             return [(each.ids, each.type_ids.index(1) if 1 in each.type_ids else 0) for each in encodings]
 
-        return await self._by_and_by(pairs, [40 + len(first) + len(second) for first, second in pairs], read)
+        nums_chars = [40 + len(first) + len(second) for first, second in pairs]
+        return await self._by_and_by(tenant_id, pairs, nums_chars, read)
 
-    async def cut(self, texts: Sequence[str], max_tokens: int) -> list[str]:
+    async def cut(self, texts: Sequence[str], max_tokens: int, tenant_id: str = "") -> list[str]:
         """The beginnings of these texts that have so many tokens. Raises InvalidRequest."""
 
         def cut(some: Sequence[str]) -> list[str]:
@@ -214,10 +220,10 @@ class Text:
             except Exception as error:
                 raise _unread(error, "prompt") from None
 
-        return await self._by_and_by(texts, [20 + len(text) for text in texts], cut)
+        return await self._by_and_by(tenant_id, texts, [20 + len(text) for text in texts], cut)
 
     async def encode_infill(
-        self, prompts: Sequence[str], suffix: str, max_tokens: int | None = None
+        self, prompts: Sequence[str], suffix: str, max_tokens: int | None = None, tenant_id: str = ""
     ) -> tuple[list[list[int]], tuple[int, ...]]:
         """Token ids of prompts that end where something is to be filled in before ``suffix``, and what ends that;
         ``max_tokens`` of each part, as in ``encode_chat``. Raises InvalidRequest, also where the model has no tokens
@@ -226,12 +232,12 @@ class Text:
         if infill is None:
             what = "this model has no tokens for filling in the middle"
             raise InvalidRequest(f"'suffix' is not supported: {what}", param="suffix", code="unsupported_parameter")
-        *before, after = await self.encode([*prompts, suffix], False, max_tokens)
+        *before, after = await self.encode([*prompts, suffix], False, max_tokens, tenant_id=tenant_id)
         if self.vocabulary.strips_space:
             # Such a tokenizer has a text begin with a space; what follows the hole begins as it stands (Code Llama).
-            line, behind = await self.encode(["\n", f"\n{suffix}"], False, max_tokens)
+            line, behind = await self.encode(["\n", f"\n{suffix}"], False, max_tokens, tenant_id=tenant_id)
             after = behind[len(line) :] if behind[: len(line)] == line else after
-        ((*lead,),) = await self.encode([""])
+        ((*lead,),) = await self.encode([""], tenant_id=tenant_id)
         # Whatever comes behind a text has no place here.
         lead = lead if len(lead) == 1 else []
         return [infill.prompt(lead, each, after) for each in before], infill.end_ids
@@ -240,21 +246,22 @@ class Text:
         """The text of a whole sequence, special tokens left out."""
         return self._tokenizer.decode(token_ids)
 
-    async def decoded(self, token_ids: Sequence[int]) -> str:
+    async def decoded(self, token_ids: Sequence[int], tenant_id: str = "") -> str:
         """The text of however many tokens, special ones by their names. Raises ServiceUnavailable."""
         if not self._is_long(len(token_ids)):
             return self._tokenizer.decode(token_ids, skip_special_tokens=False)
         # Unlike decode() this lets other threads run.
-        (text,) = await self._on_thread(lambda: self._tokenizer.decode_batch([token_ids], skip_special_tokens=False))
+        decode = partial(self._tokenizer.decode_batch, [token_ids], skip_special_tokens=False)
+        (text,) = await self._run(tenant_id, len(token_ids), decode)
         return text
 
-    async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+    async def token_texts(self, token_ids: Sequence[int], tenant_id: str = "") -> list[str]:
         """Each token by itself, of however many. Raises ServiceUnavailable."""
 
         def read() -> list[str]:
             return [self.vocabulary.token_text(token_id) for token_id in token_ids]
 
-        return await self._on_thread(read) if self._is_long(len(token_ids)) else read()
+        return await self._run(tenant_id, len(token_ids), read) if self._is_long(len(token_ids)) else read()
 
     def decoder(self, continues: bool = False) -> Decoder:
         """For one answer, fed as its tokens arrive. ``continues``: the answer goes on from the prompt's own text, so
@@ -266,39 +273,25 @@ class Text:
         return num_chars > self._inline_chars
 
     async def _by_and_by(
-        self, texts: Sequence[T], nums_chars: Sequence[int], read: Callable[[Sequence[T]], list[U]]
+        self, tenant_id: str, texts: Sequence[T], nums_chars: Sequence[int], read: Callable[[Sequence[T]], list[U]]
     ) -> list[U]:
         """What is read of each. Many that are long together are read some at a time, so that whoever comes with a long
         one meanwhile waits for no more than those."""
         if not self._is_long(sum(nums_chars)):
             return read(texts)
         found: list[U] = []
-        with self._waiting():
-            while len(found) < len(texts):
-                begin = end = len(found)
-                num_chars = 0
-                while end < len(texts) and (end == begin or num_chars + nums_chars[end] <= PIECE_CHARS):
-                    num_chars += nums_chars[end]
-                    end += 1
-                found += await self._run(partial(read, texts[begin:end]))
+        while len(found) < len(texts):
+            begin = end = len(found)
+            num_chars = 0
+            while end < len(texts) and (end == begin or num_chars + nums_chars[end] <= PIECE_CHARS):
+                num_chars += nums_chars[end]
+                end += 1
+            found += await self._run(tenant_id, num_chars, partial(read, texts[begin:end]))
         return found
 
-    async def _on_thread(self, encode: Callable[[], T]) -> T:
-        with self._waiting():
-            return await self._run(encode)
-
-    async def _run(self, encode: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
-
-    @contextlib.contextmanager
-    def _waiting(self) -> Iterator[None]:
-        if self._num_waiting >= MAX_WAITING:
-            raise ServiceUnavailable("Too many long prompts are waiting to be read", retry_after_s=1.0)
-        self._num_waiting += 1
-        try:
-            yield
-        finally:
-            self._num_waiting -= 1
+    async def _run(self, tenant_id: str, num_chars: int, read: Callable[[], T]) -> T:
+        turns = self._turns if num_chars <= VAST_CHARS else self._vast_turns
+        return await turns.run(tenant_id, read)
 
 
 def _unread(error: Exception, param: str) -> InvalidRequest:

@@ -28,7 +28,7 @@ async def counted_of(
     asked = call.asked
     num_prompt, is_exact = len(call.request.prompt_token_ids), asked.is_exact and text is not None
     if is_exact and text is not None and said:
-        num_completion = sum(map(len, await text.encode(said, with_specials=False)))
+        num_completion = sum(map(len, await text.encode(said, with_specials=False, tenant_id=call.order.tenant_id)))
     else:
         num_completion = sum([estimated(len(each.encode("utf-8", "replace"))) for each in said])
     ours = Counts(num_prompt, num_completion)

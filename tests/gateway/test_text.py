@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, processors
 
-from gateway import text as text_module
+from gateway import turns
 from gateway.errors import InvalidRequest, ServiceUnavailable
 from gateway.openai import FunctionCall, Message, ToolCall
 from gateway.text import Text, TextInvalid
@@ -113,16 +113,16 @@ async def test_many_tokens_are_told_as_text_on_a_thread_and_a_few_are_not(tmp_pa
     assert await text.decoded(token_ids) == "stone "
     assert "".join(await text.token_texts(token_ids)) == "stone "
     assert set(ran_on) == {main}
-    assert not text._threads._threads
+    assert not text._turns._threads._threads
     ran_on.clear()
     assert await text.decoded(token_ids * 1000) == "stone " * 1000
-    assert text._threads._threads
+    assert text._turns._threads._threads
     assert "".join(await text.token_texts(token_ids * 1000)) == "stone " * 1000
     assert main not in ran_on
 
 
 async def test_only_so_many_long_prompts_wait_for_a_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_module, "MAX_WAITING", 2)
+    monkeypatch.setattr(turns, "MAX_WAITING", 1)
     text = Text.load(model_directory(tmp_path), settings.Text(inline_chars=1))
     waiting = [asyncio.create_task(text.encode(["stone " * 10_000])) for _ in range(2)]
     await asyncio.sleep(0)
@@ -156,6 +156,15 @@ async def test_whoever_comes_with_a_long_text_does_not_wait_for_all_of_anothers_
     pairs = [("river", each) for each in many]
     read = await both(text.encode_pairs([*pairs, pair], 10_000, "documents"))
     assert read == [(await text.encode_pairs([each], 10_000, "documents"))[0] for each in [*pairs, pair]]
+
+
+async def test_a_vast_text_is_read_beside_others_which_do_not_wait_for_it(tmp_path):
+    text = Text.load(model_directory(tmp_path))
+    vast = asyncio.create_task(text.encode(["stone " * 300_000], tenant_id="grey"))
+    await asyncio.sleep(0)
+    assert await text.encode(["river " * 1000], tenant_id="blue")
+    assert not vast.done()
+    await vast
 
 
 async def test_a_text_that_the_tokenizer_cannot_read_is_refused(tmp_path):
