@@ -21,7 +21,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from gateway.errors import ServiceUnavailable
 from gateway.openai import AskedGrammar, Malformed
-from gateway.schemas import Fault, fault_of, multiples_fault, parts_of, schemas_in
+from gateway.schemas import Fault, conjunctions_fault, fault_of, parts_of, schemas_in, unbounded_fault
 from policies import holding, wire
 from policies.grammar import NotReadable, read_schema, spelled
 
@@ -196,7 +196,9 @@ class Grammars:
         if grammar.kind == "json_schema" and (fault := fault_of(read_schema(grammar.source), grammar.is_strict)):
             return fault
         if grammar.kind == "lark":
-            for fault in filter(None, map(multiples_fault, schemas_in(grammar.source))):
+            if fault := conjunctions_fault(grammar.source):
+                return fault
+            for fault in filter(None, map(unbounded_fault, schemas_in(grammar.source))):
                 return Fault(f"it cannot be compiled: {fault}")
         said = self._error(text)
         if not said or (grammar.kind == "lark" and _NO_SPECIALS in said):

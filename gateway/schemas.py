@@ -3,20 +3,31 @@ answer can ever end."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import zip_longest
 from typing import Any
 
-from policies.schemas import endless_part
+from policies.grammar import children_of, texts_left_out
+from policies.schemas import endless_part, referred
 
 MAX_NEEDED = 1 << 20
 """Characters or items that a schema may ask for at least; no answer has room for more."""
 MAX_MULTIPLE = 1 << 17
 """The common multiple of all that a schema's numbers must be multiples of: llguidance's automaton has a state for each
 remainder, in half a kilobyte, and none of its bounds is about these. Round ones have few."""
+MAX_JOINED = 10
+"""Patterns that one text must match together. llguidance makes one automaton of them, and its time more than doubles
+with each: 19 took a second, 40 would have taken years, and nothing stops a thread."""
+_MAX_LOOKS = 1 << 18
+"""At parts, for patterns."""
+_DEFINITION = re.compile(r"^[ \t]*[?!]*(_*[A-Za-z]\w*)(?:\[[^\]]*\])?[-.\d \t]*:", re.MULTILINE)
+"""In Lark."""
+_NAME = re.compile(r"\w+")
 _ROUND = 100
 """Numbers below, with any number of zeros behind them."""
 _MAX_DIGITS = 15
@@ -34,6 +45,12 @@ KEYWORDS = frozenset({
     "discriminator", "example", "externalDocs", "xml",
 })  # fmt: skip
 """Of JSON Schema, 2020-12 and before. Which of them can be kept to, llguidance says."""
+_JOINING = frozenset(("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf"))
+_SAYING_NOTHING = frozenset({
+    "$anchor", "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description",
+    "discriminator", "example", "examples", "readOnly", "title", "type", "writeOnly",
+})  # fmt: skip
+"""Of texts, beside what joins."""
 
 
 _Path = tuple["_Path", str] | None
@@ -62,7 +79,12 @@ def fault_of(schema: dict[str, Any], is_strict: bool) -> Fault | None:
             if word in ("minItems", "minLength") and isinstance(value, int) and value > MAX_NEEDED:
                 return Fault(f"no answer is that long: {MAX_NEEDED} are allowed", f"{_written(path)}.{word}")
         left += [((path, below), child) for _, below, child in parts_of(node)]
-    return multiples_fault(schema)
+    return unbounded_fault(schema)
+
+
+def unbounded_fault(schema: Any) -> Fault | None:
+    """None: what numbers must be multiples of, and what texts must match, has automata with a bound."""
+    return multiples_fault(schema) or joined_fault(schema)
 
 
 def multiples_fault(schema: Any) -> Fault | None:
@@ -74,6 +96,81 @@ def multiples_fault(schema: Any) -> Fault | None:
         if common > MAX_MULTIPLE and _unrounded(common) >= _ROUND:
             return Fault(f"what numbers must be multiples of comes to more than {MAX_MULTIPLE} in all", _written(path))
     return None
+
+
+def joined_fault(schema: Any) -> Fault | None:
+    """None: no text has to match too many patterns at once, as parts are joined that hold of the same value. What is
+    joined inside of such parts is not looked for: all of their patterns count."""
+    if _num_patterns(schema, schema, [_MAX_LOOKS]) <= MAX_JOINED:
+        return None  # as nearly always
+    num_left = [_MAX_LOOKS]
+    left: list[tuple[_Path, Any]] = [(None, schema)]
+    while left:
+        path, node = left.pop()
+        if isinstance(node, dict):
+            if _joins(node) and _num_patterns(schema, node, num_left) > MAX_JOINED:
+                return Fault(f"parts that hold together may have {MAX_JOINED} patterns in all", _written(path))
+            left += [((path, f".{word}"), child) for word, child in node.items()]
+        elif isinstance(node, list):
+            left += [((path, f"[{place}]"), child) for place, child in enumerate(node)]
+    return None
+
+
+def conjunctions_fault(lark: str) -> Fault | None:
+    """As ``joined_fault``, of a grammar in Lark and its ``&``."""
+    text = texts_left_out(lark)
+    if text.count("&") < MAX_JOINED:
+        return None  # as nearly always
+    begins = list(_DEFINITION.finditer(text))
+    names, own = {begin[1] for begin in begins}, dict[str, int]()
+    used: dict[str, list[str]] = {}
+    for begin, after in zip_longest(begins, begins[1:]):
+        name, body = begin[1], text[begin.end() : after.start() if after else len(text)]
+        own[name] = own.get(name, 0) + body.count("&")
+        used.setdefault(name, []).extend(filter(names.__contains__, _NAME.findall(body)))
+    num: dict[str, int] = {}
+    left = [(name, False) for name in names]
+    while left:
+        name, is_done = left.pop()
+        if is_done:
+            num[name] += sum([num[each] for each in used[name]])
+            if num[name] >= MAX_JOINED:
+                return Fault(f"'{name[:64]}' may have less than {MAX_JOINED} '&', with those of what it is made of")
+        elif name not in num:
+            num[name] = own[name]
+            if num[name] or not name.lstrip("_")[0].islower():  # a terminal is made of others, a rule is not
+                left += [(name, True), *((each, False) for each in used[name])]
+    return None
+
+
+def _joins(node: dict[str, Any]) -> bool:
+    """Several of its parts hold of one value."""
+    if not node.keys() & _JOINING:
+        return False
+    several = node.get("allOf")
+    return (isinstance(several, list) and len(several) > 1) or len(node.keys() - _SAYING_NOTHING) > 1
+
+
+def _num_patterns(root: Any, node: Any, num_left: list[int]) -> int:
+    """Different ones below it, and below what it refers to; more than are allowed where that is not found out in so
+    many looks."""
+    found, seen, left = set[str](), set[str](), [node]
+    while left and len(found) <= MAX_JOINED:
+        num_left[0] -= 1
+        if num_left[0] < 0:
+            return MAX_JOINED + 1
+        each = left.pop()
+        if isinstance(each, dict):
+            pattern, reference = each.get("pattern"), each.get("$ref")
+            if isinstance(pattern, str):
+                found.add(pattern)
+            if isinstance(reference, str) and reference not in seen:
+                seen.add(reference)
+                # llguidance finds what is named otherwise, too.
+                with contextlib.suppress(LookupError):
+                    left.append(referred(root, reference))
+        left += children_of(each)
+    return len(found)
 
 
 def schemas_in(source: str) -> Iterator[Any]:

@@ -46,6 +46,11 @@ def marks_in(grammar: Grammar) -> list[str]:
     return _MARK.findall(" ".join(texts).replace("\\", ""))
 
 
+def texts_left_out(lark: str) -> str:
+    """A grammar in Lark without what stands for itself."""
+    return _TEXTS.sub(" ", lark)
+
+
 def read_schema(source: str) -> dict[str, Any]:
     """Raises NotReadable."""
     try:
@@ -94,13 +99,14 @@ def is_nested_within(value: Any, max_levels: int) -> bool:
     """``value``: as JSON is read. Keeps no stack of calls."""
     level = [value]
     for _ in range(max_levels):
-        level = [child for each in level for child in _children(each)]
+        level = [child for each in level for child in children_of(each)]
         if not level:
             return True
     return False
 
 
-def _children(value: Any) -> list[Any]:
+def children_of(value: Any) -> list[Any]:
+    """Objects and lists in it."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [child for child in inner if isinstance(child, dict | list)]
 

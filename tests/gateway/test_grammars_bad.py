@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import tracemalloc
+from functools import reduce
 
 import pytest
 
 from gateway.errors import ServiceUnavailable
 from gateway.grammars import Grammars
 from gateway.openai import AskedGrammar, Malformed
-from gateway.schemas import fault_of, multiples_fault
+from gateway.schemas import fault_of, joined_fault, multiples_fault
 from policies import holding, wire
 from tests.builders import PATIENCE_S
 
@@ -120,6 +121,61 @@ def test_a_long_name_is_not_written_down_for_each_part_below_it():
     assert fault is not None
     assert fault.path.endswith("n.anyOf[1000].frobnicate")
     assert most < 5e6
+
+
+def pattern(number: int) -> dict[str, str]:
+    return {"pattern": f"^(.*)a.{{{number}}}b(.*)$"}
+
+
+def chain(num: int) -> dict[str, object]:
+    parts = {f"p{i}": {**pattern(i), "$ref": f"#/$defs/p{i + 1}"} for i in range(num)}
+    return {"$ref": "#/$defs/p0", "$defs": {**parts, f"p{num}": {"type": "string"}}}
+
+
+MANY = [pattern(number) for number in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"properties": {"a": {"type": "string", "allOf": MANY}}}, ".properties.a"),
+        ({"allOf": [{"properties": {"a": each}} for each in MANY]}, ""),
+        (reduce(lambda inner, each: {**each, "anyOf": [inner]}, MANY, {"type": "string"}), ""),
+        (chain(40), ".$defs.p29"),
+        ({"properties": {f"k{i}": {"$ref": "#/$defs/n", "not": {}} for i in range(1000)}, "$defs": {"n": MANY}}, ""),
+    ],
+)
+def test_patterns_that_a_text_must_match_together_are_few(schema, path):
+    fault = joined_fault(schema)
+    assert fault is not None
+    assert fault_of(schema, False) is not None
+    assert fault.path.startswith(path)
+
+
+async def test_patterns_apart_from_each_other_may_be_many(grammars):
+    apart = {"$ref": "#/$defs/c", "description": "one of them"}
+    some = {"properties": {f"p{i}": each for i, each in enumerate(MANY)}, "$defs": {"c": MANY[0]}}
+    one_of = [{"type": "object", "properties": {"t": {"type": "string", **each}}} for each in MANY]
+    for schema in (some, {"type": "object", "properties": {"a": apart}, **some}, {"anyOf": one_of, "title": "t"}):
+        assert joined_fault(schema) is None
+    assert joined_fault({**some, "allOf": [{"required": ["p0"]}, {"type": "object"}]}) is not None
+    assert await grammars.checked(asked({"type": "string", "allOf": [{"pattern": "^a"}, {"pattern": "b$"}]}))
+
+
+EACH = [f"/(.*)a.{{{number}}}b(.*)/" for number in range(40)]
+TURNS = "\n".join(f"A{i}: A{i + 1} & {each}" for i, each in enumerate(EACH))
+
+
+@pytest.mark.parametrize("rules", [f"start: A\nA: {' & '.join(EACH)}", f"start: A0\n{TURNS}\nA40: /.*/"])
+async def test_what_a_grammar_joins_is_little(grammars, rules):
+    with pytest.raises(Malformed, match="may have less than 10 '&'"):
+        await grammars.checked(AskedGrammar(wire.Grammar("lark", rules), "ebnf"))
+
+
+async def test_a_grammar_may_join_little_in_many_places(grammars):
+    rules = [f'r{i}: "&&" /&{i}&/ A{i}\nA{i}: {EACH[i]} & /.{{2,80}}/' for i in range(40)]
+    whole = "\n".join([f"start: {' | '.join(f'r{i}' for i in range(40))}", *rules])
+    assert await grammars.checked(AskedGrammar(wire.Grammar("lark", whole), "ebnf"))
 
 
 async def test_what_takes_too_long_is_refused_and_others_go_on_meanwhile():
