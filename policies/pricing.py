@@ -117,24 +117,35 @@ def parts(
     ``quantities``.
 
     ``cost``: what was charged, where it is the sum of ``num_requests`` rows, each of which was rounded, or of a
-    correction; None: that of one request. What no rounding explains goes to the kind that costs most, or to "request".
+    correction; None: that of one request. What rows were rounded by each kind has its share of; what no rounding
+    explains goes to the kind that costs most, or to "request".
     """
     exact: dict[Kind, int] = {
         kind: getattr(rates, kind) * quantity
         for kind, quantity in quantities(usage, cache_outcome, engine_us, num_requests).items()
     }
+    total = sum(exact.values())
     if cost is None:
-        cost = _half_even(sum(exact.values()))
-    whole = {kind: value // PARTS for kind, value in exact.items()}
+        cost = _half_even(total)
+    whole, uneven = _floored(exact, PARTS)
     lacking = cost - sum(whole.values())
-    for kind in sorted(exact, key=lambda kind: -(exact[kind] % PARTS)):
-        if lacking > 0 and exact[kind] % PARTS:
-            whole[kind] += 1
-            lacking -= 1
+    if not 0 <= lacking <= len(uneven) and 0 < 2 * abs(cost * PARTS - total) <= num_requests * PARTS:
+        whole, uneven = _floored({kind: value * cost for kind, value in exact.items()}, total)
+        lacking = cost - sum(whole.values())
+    for kind in uneven[: max(0, lacking)]:
+        whole[kind] += 1
+        lacking -= 1
     if lacking:
         most: Kind = max(exact, key=lambda kind: abs(exact[kind])) if any(exact.values()) else "request"
         whole[most] = whole.get(most, 0) + lacking
     return whole
+
+
+def _floored(shares: dict[Kind, int], divisor: int) -> tuple[dict[Kind, int], list[Kind]]:
+    """The shares over the divisor, and those of them that lost something by it, the largest loss first."""
+    losses = {kind: value % divisor for kind, value in shares.items()}
+    lossy = sorted((kind for kind in shares if losses[kind]), key=lambda kind: -losses[kind])
+    return {kind: value // divisor for kind, value in shares.items()}, lossy
 
 
 def worst_case_micros(rates: Rates, num_prompt_tokens: int, num_completion_tokens: int) -> int:

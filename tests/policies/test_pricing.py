@@ -69,6 +69,22 @@ def test_the_parts_of_many_requests_add_up_to_what_their_rows_add_up_to(price, r
     assert sum(parts.values()) == cost
     for kind, quantity in pricing.quantities(total, outcome, engine_us, len(requests)).items():
         assert abs(parts[kind] - Fraction(getattr(rates, kind) * quantity, pricing.PARTS)) <= 1 + len(requests)
+        assert parts[kind] >= 0
+
+
+@pytest.mark.parametrize(
+    ("price", "cost", "parts"),
+    [
+        (Price(prompt=Decimal("0.02"), completion=Decimal("0.06")), 0, {"prompt": 0, "completion": 0}),
+        (Price(prompt=Decimal("0.05"), completion=Decimal("0.2")), 1, {"prompt": 310, "completion": 690}),
+    ],
+)
+def test_of_what_many_small_costs_were_rounded_by_each_kind_has_its_share(price, cost, parts):
+    rates = pricing.rates_of(price)
+    assert pricing.cost_micros(rates, Usage(9, 0, 5)) == cost
+    found = pricing.parts(rates, Usage(9000, 0, 5000), num_requests=1000, cost=1000 * cost)
+    assert {kind: micros for kind, micros in found.items() if kind != "request"} == parts
+    assert sum(found.values()) == 1000 * cost
 
 
 @given(prices, usages, st.integers(-(10**12), 10**12))
