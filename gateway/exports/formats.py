@@ -71,6 +71,8 @@ class _LineFeeds:
 
 def _as_text(value: Value) -> Value:
     match value:
+        case float():  # never 1.5e-05, which not every reader takes
+            return f"{Decimal(repr(value)):f}"
         case Decimal():
             return f"{value:f}"
         case datetime.datetime():

@@ -6,6 +6,8 @@ It needs Python 3.12 and other versions of our libraries, so it is a program in 
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import re
 import shutil
@@ -54,6 +56,14 @@ async def test_the_foundations_validator_finds_nothing_wrong(rooms, tmp_path):  
     file = tmp_path / "focus.csv"
     file.write_bytes(await exported(rooms, an_order("costs", "focus")))
     assert_valid(file)
+
+
+async def test_a_small_quantity_is_written_with_digits_alone(rooms):  # noqa: F811
+    entry = an_entry(settled_at=FIRST * DAY_S, num_prompt_tokens=7, num_cached_tokens=0, num_completion_tokens=0)
+    await write_chain(rooms, entry)
+    written = (await exported(rooms, an_order("costs", "focus"))).decode()
+    (line,) = (line for line in csv.DictReader(io.StringIO(written)) if line["SkuMeter"] == "Input Tokens")
+    assert (line["ConsumedQuantity"], line["PricingQuantity"]) == ("7.0", "0.000007")
 
 
 def assert_valid(file: Path) -> None:
