@@ -1,8 +1,8 @@
 """Corrections: rows that add to earlier ones, for nothing in the ledger is ever changed.
 
 They have a chain of their own, whichever gateway makes them, and are written in the transaction that says in the audit
-log who made them and why. What a request comes to is its row and all its corrections; no number of it goes below zero,
-or past ``MAX_EACH``.
+log who made them and why. What they add counts where the row did: for its tenant, key, model and endpoint. What a
+request comes to is its row and all its corrections; no number of it goes below zero, or past ``MAX_EACH``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from gateway.store import new_id
 
 GATEWAY = "corrections"
 """Instead of a gateway's name, of the chain."""
-ENDPOINT = "correction"
 STATUS = 200
 DIFFERENCES = (
     "num_prompt_tokens",
@@ -64,7 +63,6 @@ async def correct(connection: AsyncConnection, request_id: str, reason: str, dif
     entry = msgspec.structs.replace(
         corrected,
         request_id=new_id("corr"),
-        endpoint=ENDPOINT,
         status=STATUS,
         finish_reason=None,
         num_sequences=0,

@@ -133,7 +133,7 @@ async def test_a_correction_is_a_row_that_points_at_the_one_it_corrects_with_a_r
     assert {name: row[name] for name in ("corrects", "reason", "endpoint", "status", "tenant_id", "model")} == {
         "corrects": request_id,
         "reason": reason,
-        "endpoint": "correction",
+        "endpoint": entry.endpoint,
         "status": 200,
         "tenant_id": "ten_1",
         "model": "demo",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import openai
@@ -9,7 +10,7 @@ import pytest
 
 from gateway.admin.organization.usage import UNUSED
 from tests.builders import write_chain
-from tests.gateway.test_usage import DAY_S, MONDAY, a_row, front, reading  # noqa: F401
+from tests.gateway.test_usage import DAY_S, MONDAY, a_row, desk, front, reading  # noqa: F401
 
 SPAN = {"start_time": MONDAY, "end_time": MONDAY + DAY_S}
 
@@ -51,6 +52,25 @@ async def test_embeddings_are_counted_as_such_and_with_completions_everything_is
         with pytest.raises(openai.BadRequestError) as refused:
             await organization.embeddings(**SPAN, limit=32)
         assert refused.value.param == "limit"
+
+
+async def test_a_correction_counts_where_what_it_corrects_did(front, desk):  # noqa: F811
+    now = int(time.time())
+    embedded = a_row(now, 407, 0, endpoint="/v1/embeddings", model="encoder")
+    await write_chain(front.gw.store, embedded, a_row(now, 101))
+    asked = {"request_id": embedded.request_id, "reason": "a gift", "num_prompt_tokens": -300}
+    await desk.made("ledger/corrections", asked)
+    since = now - now % 60
+    async with reading(front) as organization:
+        for kind, num_tokens in ((organization.embeddings, 107), (organization.completions, 101)):
+            page = await kind(start_time=since)
+            results = [one for bucket in page.data for one in bucket.results]
+            assert (sum(one.num_model_requests for one in results), sum(one.input_tokens for one in results)) == (
+                1,
+                num_tokens,
+            )
+    lines = (await desk.got(f"usage?since={since}&group_by=endpoint"))["data"]
+    assert {line["group"]["endpoint"] for line in lines} == {"/v1/embeddings", "/v1/chat/completions"}
 
 
 async def test_of_all_other_kinds_that_openai_counts_nothing_is_used(front):  # noqa: F811

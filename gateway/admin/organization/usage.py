@@ -1,7 +1,7 @@
 """Usage and costs in OpenAI's words, so that its own client reads them. A tenant's own key reads those of its project.
 
 What OpenAI counts and nobody here has (users, audio, images) is zero, null or an empty page. Requests for embeddings
-are counted as such, all others (rankings and scores, too) and corrections as completions: together they are all, once.
+are counted as such, all others (rankings and scores, too) as completions: together they are all, once.
 """
 
 from __future__ import annotations
