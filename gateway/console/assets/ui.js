@@ -23,16 +23,23 @@ export const note = (text, kind = "") => h("p", { class: `note ${kind}`, role: k
 export const empty = (title, text, ...actions) => h("div", { class: "empty" }, h("strong", {}, title), text && h("p", {}, text), ...actions);
 export const loading = () => h("div", { class: "bones", role: "status", "aria-label": "Loading" }, h("span"), h("span"), h("span"), h("span"));
 
-/** Shows what ``fetched`` gives, by ``draw``; until then that it is on its way, and what failed with a way to try again. */
+const latest = new WeakMap();
+/** Shows what ``fetched`` gives, by ``draw``; until then that it is on its way, and what failed with a way to try again. Of several at one
+ * place the last that was asked for is shown, whichever comes last. */
 export async function shown(place, fetched, draw) {
+  const own = {};
+  latest.set(place, own);
+  const isLatest = () => latest.get(place) === own;
   put(place, loading());
   place.setAttribute("aria-busy", "true");
   try {
-    put(place, await draw(await fetched()));
+    const found = await fetched();
+    const drawn = isLatest() && await draw(found);
+    if (isLatest()) put(place, drawn);
   } catch (error) {
-    if (error.name !== "AbortError") put(place, note(error.message, "bad"), h("div", { class: "buttons" }, button("Try again", () => shown(place, fetched, draw))));
+    if (error.name !== "AbortError" && isLatest()) put(place, note(error.message, "bad"), h("div", { class: "buttons" }, button("Try again", () => shown(place, fetched, draw))));
   } finally {
-    place.removeAttribute("aria-busy");
+    if (isLatest()) place.removeAttribute("aria-busy");
   }
 }
 

@@ -10,17 +10,17 @@ const DAY_S = 86400;
 const SPANS = [["7", "7 days"], ["30", "30 days"], ["90", "90 days"]];
 const GROUPS = [["tenant_id", "Tenant"], ["model", "Model"], ["key_id", "Key"], ["sla_class", "Class"], ["day", "Day"]];
 
-/** Lines of usage or cost, all pages of them. */
-async function linesOf(what, asked) {
+/** Lines of usage or cost, all pages of them: of fewer the sum would be wrong. */
+async function linesOf(what, asked, signal) {
   const lines = [];
   let after = "";
   let first = null;
   do {
-    const found = await get(`${what}?${query({ ...asked, limit: 1000, after })}`);
+    const found = await get(`${what}?${query({ ...asked, limit: 1000, after })}`, { signal });
     first = first || found;
     lines.push(...found.data);
     after = found.has_more ? found.next_cursor : "";
-  } while (after && lines.length < 20000);
+  } while (after);
   return { ...first, data: lines };
 }
 
@@ -32,11 +32,16 @@ export async function open({ me, closing }) {
   closing(() => charts.forEach((chart) => chart.close()));
   const names = Object.fromEntries((await all("tenants").catch(() => [])).map((each) => [each.id, each.name]));
 
+  let asking = new AbortController();
+  closing(() => asking.abort());
   const read = () => shown(result, async () => {
+    asking.abort(); // what was asked for before is not wanted any more
+    asking = new AbortController();
+    const { signal } = asking;
     const until = Math.floor(Date.now() / 1000) + 60;
     const since = Math.floor(until / DAY_S) * DAY_S - (Number(span.value) - 1) * DAY_S;
     const words = group.value === "day" ? {} : { group_by: group.value };
-    const [usage, costs] = await Promise.all([linesOf("usage", { since, until, bucket: "day", ...words }), linesOf("costs", { since, until, bucket: "day", ...words })]);
+    const [usage, costs] = await Promise.all([linesOf("usage", { since, until, bucket: "day", ...words }, signal), linesOf("costs", { since, until, bucket: "day", ...words }, signal)]);
     return { usage, costs, since };
   }, draw);
 
