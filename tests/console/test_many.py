@@ -63,3 +63,44 @@ def test_usage_and_cost_adds_up_all_that_there_is_and_shows_what_was_asked_for_l
     console.settled()
     page.wait_for_timeout(300)
     assert page.get_by_role("rowheader", name="standard").is_visible()
+
+
+def test_what_was_written_of_a_policy_outlives_a_version_that_another_tab_made(console, house):
+    page = console.page
+    console.sign_in()
+    console.open("Policies")
+    before = page.get_by_label("Document").input_value()
+    name = page.get_by_role("heading", level=2).nth(1).inner_text().split(",")[0]
+    with page.context.expect_page() as opening:
+        page.evaluate("open(location.href)")
+    other = type(console)(opening.value, house, "")
+    other.page.get_by_label("Document").fill('{"limits": {"requests_per_minute": 77}}')
+    other.button("Apply").click()
+    other.page.get_by_role("heading", name=f"{name}, version 2").wait_for()
+
+    page.get_by_label("Document").fill('{"limits": {"requests_per_minute": 88}}')
+    page.get_by_label("Note").fill("more of them")
+    console.button("Apply").click()
+    page.get_by_text("Version 2 was made meanwhile").wait_for()
+    assert "88" in page.get_by_label("Document").input_value()
+    console.button("Show the difference").click()
+    assert "77" in console.dialog().inner_text()
+    console.button("Close").click()
+    console.button("Apply").click()
+    page.get_by_role("heading", name=f"{name}, version 3").wait_for()
+    page.get_by_role("cell", name="more of them").wait_for()
+    assert "requests_per_minute" in before
+    console.wrong = [each for each in console.wrong if "412" not in each]
+
+
+def test_a_list_that_cannot_be_had_is_not_called_empty(console):
+    page, failing = console.page, re.compile("/admin/v1/policies")
+    console.sign_in()
+    page.route(failing, lambda route: route.fulfill(status=503, json={"detail": "The store is away."}))
+    page.get_by_role("navigation").get_by_role("link", name="Policies").click()
+    page.get_by_text("The store is away.").wait_for()
+    assert page.get_by_text("No policy yet").count() == 0
+    page.unroute(failing)
+    console.button("Try again").click()
+    page.get_by_label("Document").wait_for()
+    console.wrong = [each for each in console.wrong if "503" not in each]

@@ -3,7 +3,7 @@
 import { all, call, post } from "../api.js";
 import { pairs } from "../bars.js";
 import { shownDiff, written } from "../diff.js";
-import { h, put } from "../dom.js";
+import { h, put, say } from "../dom.js";
 import * as format from "../format.js";
 import { attempt, button, card, dialog, empty, field, form, input, link, loading, note, page, select, shown, submit, table, tag, toast } from "../ui.js";
 
@@ -21,6 +21,7 @@ export async function open({ me, values }) {
   const name = () => values.name || policies[0]?.name;
 
   function draw() {
+    if (!policies.length) return empty("No policy yet", "");
     return table("Policies", [
       { title: "Name", row: true, cell: (each) => h("a", { href: link("policies", { name: each.name }) }, each.name) },
       { title: "Version", num: true, cell: (each) => each.version },
@@ -39,17 +40,19 @@ export async function open({ me, values }) {
     if (made) location.hash = link("policies", { name: made.name });
   }
 
-  async function detail() {
+  /** ``kept``: what was written where another version was made meanwhile. */
+  async function detail(kept) {
     const chosen = name();
     if (!chosen) return;
     put(one, card(chosen, [], loading()));
     const [{ body: current, etag }, versions] = await Promise.all([
       call("GET", `policies/${encodeURIComponent(chosen)}`), all(`policies/${encodeURIComponent(chosen)}/versions?order=desc`),
     ]);
-    put(one, editor(current, etag), history(current, versions, etag));
+    put(one, editor(current, etag, kept), history(current, versions, etag));
   }
 
-  const again = async () => { await shown(list, async () => { policies = await all("policies"); }, draw); await detail(); };
+  const read = async () => { policies = await all("policies"); };
+  const again = async (kept) => { await shown(list, read, draw); await detail(kept); };
 
   // Editing
 
@@ -70,20 +73,29 @@ export async function open({ me, values }) {
     return error;
   }
 
-  function editor(current, etag) {
+  function editor(current, etag, kept) {
     const text = h("textarea", { name: "document", rows: 16, spellcheck: "false", readonly: !canChange });
-    text.value = written(current.document);
+    text.value = kept?.text ?? written(current.document);
+    const meanwhile = kept && `Version ${current.version} was made meanwhile, and what you wrote does not count yet. The difference shows what it would change; Apply puts it in the place of that version.`;
+    if (kept) say(meanwhile);
     const span = select("span", SPANS, "86400");
     const results = h("div", { "aria-live": "polite" });
     const guarded = async (work) => { try { return await work(); } catch (error) { throw atText(error); } };
     const edited = form([
+      kept && note(meanwhile, "warn"),
       field("Document", text, "Limits, budget, classes, models, cache, prices and weight. What is left out is as the reference says.", "document"),
-      field("Note", input("note", { maxlength: 1024 }), "Why; it stays with the version."),
+      field("Note", input("note", { maxlength: 1024, value: kept?.note ?? "" }), "Why; it stays with the version."),
       h("div", { class: "row" }, field("Try it on", span, "What would have become of the requests that the ledger has of that time."), button("Try the change", () => tryIt(), "", { "data-try": true })),
       results,
     ], async (said) => guarded(async () => {
       const document = parsed(text.value);
-      const made = (await call("PUT", `policies/${encodeURIComponent(current.name)}`, { body: { document, note: said.note }, etag })).body;
+      let made;
+      try {
+        made = (await call("PUT", `policies/${encodeURIComponent(current.name)}`, { body: { document, note: said.note }, etag })).body;
+      } catch (error) {
+        if (error.status === 412) return again({ text: text.value, note: said.note });
+        throw error;
+      }
       toast(`Version ${made.version} counts from now on`);
       await again();
     }), canChange && [submit("Apply"), button("Show the difference", () => compare("What would change", current.document, text.value)), button("Start over", () => { text.value = written(current.document); put(results); })]);
@@ -163,11 +175,13 @@ export async function open({ me, values }) {
     ], true);
     if (!agreed) return;
     await attempt(() => call("POST", `policies/${encodeURIComponent(current.name)}/rollback`, { body: { version: version.version }, etag }), `Version ${version.version} counts again`);
-    await again();
+    await attempt(again);
   }
 
-  await again();
+  await read();
+  put(list, draw());
+  await detail();
   return page("Policies", "What tenants may do, as documents with versions. A change can be tried on recorded requests before it counts.",
     canChange && button("New policy", create, "main"),
-    card("Policies", [], policies.length ? list : empty("No policy yet", "")), one);
+    card("Policies", [], list), one);
 }
