@@ -65,6 +65,41 @@ def test_usage_and_cost_adds_up_all_that_there_is_and_shows_what_was_asked_for_l
     assert page.get_by_role("rowheader", name="standard").is_visible()
 
 
+def test_of_many_tenants_and_keys_the_newest_are_shown_and_the_others_are_reached(console, house):
+    tenants = [posted(house, "/admin/v1/tenants", {"name": f"one of {n}"}, house.admin_key) for n in range(110)]
+    tenant, arabic = tenants[3], "فريق البحث والتطوير في الرياض ومدن أخرى كثيرة جدا"
+    posted(house, "/admin/v1/tenants", {"name": arabic}, house.admin_key)
+    made = posted(house, "/admin/v1/keys", {"tenant_id": tenant["id"], "name": "the oldest"}, house.admin_key)
+    with closing(sqlite3.connect(f"{house.config.store.data_dir}/penstock.db")) as connection, connection:
+        connection.row_factory = sqlite3.Row
+        row = dict(connection.execute("SELECT * FROM keys WHERE id = ?", [made["id"]]).fetchone())
+        connection.executemany(
+            f"INSERT INTO keys ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})",
+            [[*(row | {"id": f"key_z{n:04}", "hash": b"%032d" % n, "name": f"key {n}"}).values()] for n in range(2050)],
+        )
+    page = console.page
+    console.sign_in()
+    console.open("Tenants and keys")
+    cells = page.get_by_role("group", name="Tenants", exact=True).get_by_role("rowheader")
+    assert cells.count() == 100
+    # Where it is cut it is cut at its end, which is on the left.
+    assert cells.first.evaluate("each => getComputedStyle(each).direction") == "rtl"
+    console.button("More").click()
+    page.get_by_role("link", name="default", exact=True).first.wait_for()
+    assert cells.count() == 112
+
+    page.get_by_label("Find a tenant").fill("one of 3")
+    page.get_by_role("link", name="one of 3", exact=True).click()
+    page.get_by_role("heading", level=2, name="one of 3").wait_for()
+    console.settled()
+    assert page.get_by_label("Find a tenant").input_value() == "one of 3"
+    keys = page.get_by_role("group", name="Keys", exact=True).get_by_role("rowheader")
+    assert keys.count() == 100
+    console.button("More").press("Enter")
+    page.wait_for_function("() => document.activeElement.matches('[data-more]')")
+    assert (keys.count(), page.get_by_text("The newest 200.").count()) == (200, 1)
+
+
 def test_what_was_written_of_a_policy_outlives_a_version_that_another_tab_made(console, house):
     page = console.page
     console.sign_in()

@@ -52,7 +52,7 @@ export const get = async (path, options) => (await call("GET", path, options)).b
 export const post = async (path, body, options) => (await call("POST", path, { ...options, body })).body;
 
 /** Every item of a list in pages, up to ``most``. */
-export async function all(path, most = 2000, options) {
+export async function all(path, most = 20000, options) {
   const items = [];
   let after = "";
   do {

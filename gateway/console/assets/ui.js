@@ -47,13 +47,22 @@ export async function shown(place, fetched, draw) {
 export function table(caption, columns, items, options = {}) {
   const body = h("tbody", {}, items.map((item) => h("tr", { class: options.chosen?.(item) ? "chosen" : undefined }, columns.map((column) => h(
     column.row ? "th" : "td",
-    { class: [column.num && "num", column.cut && "cut", column.nowrap && "nowrap", column.wide && "wide"].filter(Boolean).join(" ") || undefined, scope: column.row && "row" },
+    { class: [column.num && "num", column.cut && "cut", column.nowrap && "nowrap", column.wide && "wide"].filter(Boolean).join(" ") || undefined, scope: column.row && "row", dir: column.cut && "auto" },
     column.cell(item),
   )))));
   return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": caption },
     h("table", {}, h("caption", { class: "unseen" }, caption), h("thead", {}, h("tr", {}, columns.map(
       (column) => h("th", { scope: "col", class: column.num ? "num" : undefined }, column.unseen ? h("span", { class: "unseen" }, column.title) : column.title)))), body));
 }
+
+/** Of a long list that more of it may be shown; ``next`` does so, and ``text`` says what is. */
+export const more = (text, next) => h("div", { class: "buttons" }, button("More", async ({ target }) => {
+  const place = target.closest(".card");
+  target.disabled = true;
+  await attempt(next);
+  target.disabled = false;
+  place.querySelector("[data-more]")?.focus(); // of what is drawn now
+}, "", { "data-more": true }), h("span", { class: "small soft" }, text));
 
 /** A labelled input; ``control`` is given an id. ``name`` is the field's in the API, by which refusals find it. */
 export function field(label, control, hint, name) {

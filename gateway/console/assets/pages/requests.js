@@ -3,7 +3,7 @@
 import { all, get, query } from "../api.js";
 import { h, put } from "../dom.js";
 import * as format from "../format.js";
-import { button, card, empty, facts, field, form, input, link, note, page, select, shown, submit, table, tag } from "../ui.js";
+import { button, card, empty, facts, field, form, input, link, more, page, select, shown, submit, table, tag } from "../ui.js";
 import { waterfall } from "../waterfall.js";
 
 const SPANS = [["", "at any time"], ["3600", "in the last hour"], ["86400", "in the last day"], ["604800", "in the last week"]];
@@ -75,10 +75,7 @@ export async function open({ values, again }) {
       { title: "In all", num: true, cell: (row) => format.ms(row.duration_ms) },
       { title: "Cost", num: true, cell: (row) => format.money(row.cost_micros, row.currency) },
       { title: "Details", unseen: true, cell: (row) => h("div", { class: "buttons" }, button("Show", () => detail(row), "quiet", { "aria-label": `Show request ${row.request_id}` })) },
-    ], found), cursor && h("div", { class: "buttons" }, button("More", async (event) => {
-      event.target.disabled = true;
-      try { await read(cursor); put(rows, draw()); } catch (error) { put(rows, draw(), note(error.message, "bad")); }
-    }))];
+    ], found), cursor && more(`The newest ${format.count(found.length)}.`, async () => { await read(cursor); put(rows, draw()); })];
   }
 
   function detail(row) {

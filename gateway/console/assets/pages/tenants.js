@@ -1,9 +1,9 @@
 // Tenants, their keys, and how their limits stand.
 
-import { all, call, get, post } from "../api.js";
+import { all, call, get, post, query } from "../api.js";
 import { h, put } from "../dom.js";
 import * as format from "../format.js";
-import { attempt, button, card, dialog, empty, field, form, input, link, meter, note, page, secret, select, shown, submit, sure, table, tag } from "../ui.js";
+import { attempt, button, card, dialog, empty, field, form, input, link, meter, more, note, page, secret, select, shown, submit, sure, table, tag } from "../ui.js";
 
 const LIMITS = {
   requests_per_minute: "Requests a minute", tokens_per_minute: "Tokens a minute",
@@ -12,6 +12,8 @@ const LIMITS = {
 
 /** More tenants than one sees at a glance can be looked for. */
 const NUM_SEEN = 10;
+/** Rows of a table at a time. */
+const NUM_SHOWN = 100;
 
 export async function open({ me, values, closing }) {
   const canChange = me.role !== "billing_reader";
@@ -20,25 +22,23 @@ export async function open({ me, values, closing }) {
   let tenants = [];
   let policies = [];
 
-  const read = () => shown(list, async () => {
-    [tenants, policies] = await Promise.all([all("tenants?order=desc"), all("policies")]);
-    return tenants;
-  }, draw);
+  const read = async () => { [tenants, policies] = await Promise.all([all("tenants?order=desc"), all("policies")]); };
 
-  const find = input("find", { type: "search", placeholder: "Name or id", "aria-label": "Find a tenant", oninput: () => put(list, draw()) });
+  const find = input("find", { type: "search", placeholder: "Name or id", "aria-label": "Find a tenant", value: values.find || "", oninput: () => put(list, draw()) });
 
-  function draw() {
+  function draw(most = NUM_SHOWN) {
     if (!tenants.length) return empty("No tenant yet", "A tenant is a team that requests are made for, and who pays.", canChange && button("New tenant", create, "main"));
     const word = find.value.trim().toLowerCase();
     const found = tenants.filter((each) => each.name.toLowerCase().includes(word) || each.id === word);
     if (!found.length) return empty("No such tenant", "None of them is called so.");
-    return table("Tenants", [
-      { title: "Name", row: true, cut: true, cell: (each) => h("a", { href: link("tenants", { id: each.id }), "aria-current": each.id === values.id ? "true" : undefined }, each.name) },
+    const rows = table("Tenants", [
+      { title: "Name", row: true, cut: true, cell: (each) => h("a", { href: link("tenants", { find: find.value, id: each.id }), "aria-current": each.id === values.id ? "true" : undefined }, each.name) },
       { title: "State", cell: (each) => (each.disabled_at ? tag("disabled", "bad") : tag("active", "good")) },
       { title: "Policy", cell: (each) => h("a", { href: link("policies", { name: each.policy }) }, each.policy) },
       { title: "Id", cell: (each) => h("code", { class: "soft" }, each.id) },
       { title: "Made", nowrap: true, cell: (each) => format.at(each.created_at) },
-    ], found, { chosen: (each) => each.id === values.id });
+    ], found.slice(0, most), { chosen: (each) => each.id === values.id });
+    return [rows, found.length > most && more(`The newest ${format.count(most)} of ${format.count(found.length)}.`, () => put(list, draw(most + NUM_SHOWN)))];
   }
 
   const policyChoice = (value) => select("policy", policies.map((each) => [each.name, each.name]), value);
@@ -70,7 +70,7 @@ export async function open({ me, values, closing }) {
     await again();
   }
 
-  const again = async () => { await read(); await detail(); };
+  const again = async () => { await shown(list, read, () => draw()); await detail(); };
 
   // One tenant
 
@@ -80,7 +80,17 @@ export async function open({ me, values, closing }) {
     if (!tenant) return values.id ? put(chosen, note("There is no such tenant.", "bad")) : undefined;
     const keys = h("div");
     const limits = h("div");
-    const readKeys = () => shown(keys, () => all(`keys?tenant_id=${tenant.id}&order=desc`), (found) => drawKeys(tenant, found, readKeys));
+    const readKeys = () => {
+      const found = [];
+      let after = "";
+      const next = async () => {
+        const part = await get(`keys?${query({ tenant_id: tenant.id, order: "desc", limit: NUM_SHOWN, after })}`);
+        found.push(...part.data);
+        after = part.has_more ? part.next_cursor : "";
+      };
+      const drawn = () => [drawKeys(tenant, found, readKeys), after && more(`The newest ${format.count(found.length)}.`, async () => { await next(); put(keys, drawn()); })];
+      return shown(keys, next, drawn);
+    };
     put(chosen,
       card(tenant.name, canChange && [
         button("Change", () => attempt(() => edit(tenant))),
@@ -161,6 +171,7 @@ export async function open({ me, values, closing }) {
   }
 
   await read();
+  put(list, draw());
   await detail();
   return page("Tenants and keys", "Teams that requests are made for, the keys they ask with, and what they have used of their limits.",
     canChange && button("New tenant", create, "main"), card(`Tenants (${format.count(tenants.length)})`, tenants.length > NUM_SEEN && find, list), chosen);
