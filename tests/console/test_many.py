@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import time
+import urllib.request
 from contextlib import closing, suppress
 
 from gateway import store
@@ -139,3 +141,25 @@ def test_a_list_that_cannot_be_had_is_not_called_empty(console):
     console.button("Try again").click()
     page.get_by_label("Document").wait_for()
     console.wrong = [each for each in console.wrong if "503" not in each]
+
+
+def test_a_worker_that_goes_leaves_its_name_on_no_other(console, house):
+    page = console.page
+    real = workers_of(house)
+    gone = [{**real[0], "name": "gone-0"}]
+    lists = iter([[*gone, *real], real])
+    console.sign_in()
+    page.route(re.compile(r"/admin/v1/workers$"), lambda route: route.fulfill(json={"data": next(lists, real)}))
+    page.route(re.compile("/workers/gone-0"), lambda route: route.fulfill(status=404, json={"detail": "No such."}))
+    page.goto(f"{house.url}/console#/workers?name=gone-0")
+    page.get_by_role("heading", name="Batch and blocks of gone-0").wait_for()
+    page.get_by_role("heading", name=f"Batch and blocks of {real[0]['name']}").wait_for()
+    console.wrong = [each for each in console.wrong if "404" not in each]
+
+
+def workers_of(house) -> list[dict]:
+    asked = urllib.request.Request(
+        f"{house.url}/admin/v1/workers", headers={"authorization": f"Bearer {house.admin_key}"}
+    )
+    with urllib.request.urlopen(asked) as answer:
+        return json.load(answer)["data"]

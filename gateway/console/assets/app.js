@@ -111,8 +111,10 @@ async function show() {
   close();
   close = () => {};
   for (const each of document.querySelectorAll("[data-page]")) {
-    if (each.dataset.page === name) each.setAttribute("aria-current", "page");
-    else each.removeAttribute("aria-current");
+    if (each.dataset.page === name) {
+      each.setAttribute("aria-current", "page");
+      if (isOther) each.scrollIntoView({ block: "nearest", inline: "nearest" }); // on narrow screens it may be out of sight
+    } else each.removeAttribute("aria-current");
   }
   document.title = `${title} · Penstock`;
   main.setAttribute("aria-busy", "true");

@@ -73,6 +73,15 @@ export async function open({ closing, values }) {
   const sharers = h("div");
   const about = h("div");
 
+  let framed = "";
+  /** What is said of the chosen one, under its name. */
+  function frame() {
+    if (chosen === framed) return;
+    framed = chosen;
+    for (const each of [map, sharers, about]) put(each);
+    put(one, chosen && card(`Batch and blocks of ${chosen}`, [tag("every second", "good live")], map, h("h3", {}, "Requests"), sharers, h("h3", {}, "Worker"), about));
+  }
+
   async function look() {
     if (!chosen || document.hidden) return;
     try {
@@ -102,15 +111,16 @@ export async function open({ closing, values }) {
     }
   }
 
-  await shown(list, read, draw);
-  if (chosen) put(one, card(`Batch and blocks of ${chosen}`, [tag("every second", "good live")], map, h("h3", {}, "Requests"), sharers, h("h3", {}, "Worker"), about));
+  await read();
+  put(list, draw());
+  frame();
   await look();
   let ticks = 0;
   const timer = setInterval(async () => {
     ticks += 1;
     await look();
     if (ticks % 3 === 0 && !document.hidden && !list.contains(document.activeElement)) {
-      try { await read(); put(list, draw()); } catch { /* it is said below */ }
+      try { await read(); put(list, draw()); frame(); } catch { /* it is said below */ }
     }
   }, 1000);
   closing(() => clearInterval(timer));
