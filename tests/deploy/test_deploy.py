@@ -161,6 +161,12 @@ def test_the_compose_file_sets_what_there_is_to_set():
     assert services["penstock"]["environment"]["PGPASSWORD"] == services["postgres"]["environment"]["POSTGRES_PASSWORD"]
     config = configuration.load("", settings, {})
     assert (config.server.processes, config.metrics.access) == (2, "open")
+    # Answers may finish before a container is killed, by Compose and as the page has one started.
+    page = (DEPLOY.parent / "docs" / "how-to" / "running.md").read_text()
+    (asked_s,) = re.findall(r"--stop-timeout (\d+)", page)
+    for grace_s in (asked_s, services["penstock"]["stop_grace_period"].removesuffix("s")):
+        assert float(grace_s) > config.server.drain_s
+    assert services["penstock"]["shm_size"] == "1gb"
     assert (
         DEPLOY / "compose" / services["penstock"]["build"]["context"] / services["penstock"]["build"]["dockerfile"]
     ).exists()
@@ -239,7 +245,11 @@ def test_the_chart_renders_to_what_kubernetes_knows(storage_class, is_monitored)
     assert (whole["runAsNonRoot"], whole["seccompProfile"]["type"]) == (True, "RuntimeDefault")
     assert (own["allowPrivilegeEscalation"], own["capabilities"]["drop"]) == (False, ["ALL"])
     assert own["readOnlyRootFilesystem"]
-    assert {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")} == {data, "/tmp"}
+    written_to = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+    assert written_to == {data, "/tmp", "/dev/shm"}
+    # Where several processes share a model NCCL wants more of it than a container has.
+    (shm,) = (each["emptyDir"] for each in spec["template"]["spec"]["volumes"] if each["name"] == "shm")
+    assert shm["medium"] == "Memory"
     # New requests are refused from SIGTERM on, which comes when nodes have had time to hear that the pod leaves.
     program, pause_s = container["lifecycle"]["preStop"]["exec"]["command"]
     assert (program, float(pause_s) > 0) == ("sleep", True)
