@@ -10,7 +10,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import resource
 import socket
 import statistics
 import subprocess
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gateway import open_files
 from gateway.launcher import COMMAND, environment
 from gateway.settings_file import config_option, data_dir_option, load
 from policies.settings import Settings
@@ -99,10 +99,9 @@ def _loop(facts: dict[str, Any], findings: list[Finding]) -> None:
 
 
 def _files(facts: dict[str, Any], findings: list[Finding]) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    facts["max_open_files"] = soft
-    if soft != resource.RLIM_INFINITY and soft < FEW_FILES:
-        text = f"at most {soft} files may be open, so about as many connections: ulimit -n raises it, up to {hard}."
+    facts["max_open_files"] = most = open_files.most()
+    if most < FEW_FILES:
+        text = f"at most {most} files may be open, so about as many connections: ulimit -Hn says so, or LimitNOFILE."
         findings.append({"severity": "note", "text": text})
 
 

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import click
 import msgspec
 
+from gateway import open_files
 from gateway.importing import importing
 from gateway.settings_file import BAD_START, config_option, data_dir_option, fail, load
 from policies import settings
@@ -59,6 +60,7 @@ def serve(
     from gateway import telemetry
 
     telemetry.log_to_stderr(loaded.log)
+    open_files.take()
     uvloop.run(serving(loaded))
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import select
 import signal
+import socket
 import sqlite3
 import stat
 import subprocess
@@ -132,6 +134,20 @@ def text_of(stream) -> str:
     *chunks, done = events([stream.first, *stream])
     assert done == b"[DONE]"
     return "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
+
+
+def test_it_takes_as_many_connections_as_the_system_lets_it_and_not_only_as_a_shell_gives(tmp_path):
+    given, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, most))
+        try:
+            running = stack.enter_context(serving(tmp_path))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (given, most))
+        address = running.url.removeprefix("http://").split(":")
+        for _ in range(160):
+            stack.enter_context(socket.create_connection((address[0], int(address[1]))))
+        assert running.answer()
 
 
 def test_a_first_start_makes_keys_and_a_second_start_keeps_them(tmp_path):
