@@ -12,6 +12,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,24 +34,39 @@ LAST_S = 2.0
 """For the last one, when the gateway ends."""
 
 
+class Heard(logging.Handler):
+    """What the library's exporters say, for whoever tells it once rather than each time."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: deque[str] = deque(maxlen=2)
+        """What came of the last try but one is often why the last one was the last."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
 async def send_on(config: Metrics, clock: Clock, families: Callable[[], Awaitable[Families]]) -> None:
     """Every ``otlp_interval_s``, until it is cancelled."""
     try:
         exporter = _exporter(config)
     except ImportError:
         return log.error("metrics.otlp_endpoint needs OpenTelemetry: pip install 'penstock[tracing]'")
-    logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # that it is away is said here, once
+    heard, library = Heard(), logging.getLogger("opentelemetry.exporter")
+    library.propagate = False  # that it is away is said here, once
+    library.handlers = [heard]
     began_ns, is_away = time.time_ns(), False
     sending: asyncio.Future[Any] | None = None
 
     async def send() -> None:
         nonlocal sending, is_away
         data = data_of(await families(), began_ns, time.time_ns())
+        heard.said.clear()
         sending = _beside(lambda: exporter.export(data))
         result = await asyncio.shield(sending)
         if is_away == (result.value == 0):
             is_away = not is_away
-            state = "is away" if is_away else "is back"
+            state = f"takes nothing ({'; '.join(heard.said)})" if is_away else "is back"
             log.warning("metrics: the collector at %s %s", config.otlp_endpoint, state)
 
     try:

@@ -29,7 +29,7 @@ from gateway.metrics.families import gathered
 from policies.observing import Metrics
 from policies.policy import Limits as Ceilings
 from policies.policy import Policy
-from tests.builders import PATIENCE_S
+from tests.builders import PATIENCE_S, until
 
 
 async def test_a_collector_is_told_the_same(open_front):
@@ -124,6 +124,24 @@ async def test_a_collector_is_told_by_grpc_and_one_that_hangs_costs_no_request(o
         lets_go.set()
     names_told = {metric.name for each in first.resource_metrics for of in each.scope_metrics for metric in of.metrics}
     assert "penstock_build_info" in names_told
+
+
+async def test_a_collector_that_refuses_is_not_called_away(open_front, caplog):
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(401)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        Thread(target=collector.serve_forever, daemon=True).start()
+        config = Metrics(otlp_endpoint=f"http://127.0.0.1:{collector.server_port}", otlp_interval_s=0.05)
+        async with open_front(metrics=config):
+            await until(lambda: "takes nothing" in caplog.text)
+        collector.shutdown()
+    assert "401" in caplog.text
 
 
 def test_whoever_sends_is_told_apart_and_named_as_the_operator_says():
