@@ -51,6 +51,10 @@ class Collector:
     spans: list[Seen] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     num_asked: int = 0
+    num_refused: int = 0
+    """Of each export, said to be so many spans."""
+    turns_away: bool = False
+    """Takes nothing, for want of a key."""
     _lets_go: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -72,6 +76,10 @@ class Collector:
             for of_scope in of_resource.scope_spans:
                 self.spans += [_seen(span, resource) for span in of_scope.spans]
 
+    def answer(self) -> Any:
+        partly = messages.ExportTracePartialSuccess(rejected_spans=self.num_refused, error_message="too old")
+        return messages.ExportTraceServiceResponse(partial_success=partly if self.num_refused else None)
+
     async def trace(self, trace_id: str, num_wholes: int = 1) -> list[Seen]:
         """Its spans, once there are so many of requests among them; in the order of their beginnings."""
         async with asyncio.timeout(PATIENCE_S):
@@ -90,7 +98,9 @@ def by_grpc() -> Iterator[Collector]:
     class Service(services.TraceServiceServicer):
         def Export(self, request: Any, context: Any) -> Any:
             collector.take(request, {key: str(value) for key, value in context.invocation_metadata()})
-            return messages.ExportTraceServiceResponse()
+            if collector.turns_away:
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "no key")
+            return collector.answer()
 
     server = grpc.server(ThreadPoolExecutor(2))
     services.add_TraceServiceServicer_to_server(Service(), server)
@@ -115,8 +125,9 @@ def by_http() -> Iterator[Collector]:
             if self.path == "/v1/traces":
                 request = messages.ExportTraceServiceRequest.FromString(body)
                 collector.take(request, {key.lower(): value for key, value in self.headers.items()})
-            self.send_response(200 if self.path == "/v1/traces" else 404)
+            self.send_response(401 if collector.turns_away else 200 if self.path == "/v1/traces" else 404)
             self.end_headers()
+            self.wfile.write(b"" if collector.turns_away else collector.answer().SerializeToString())
 
         def log_message(self, *_: Any) -> None:
             return None

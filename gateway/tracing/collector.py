@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -38,6 +39,7 @@ more."""
 DELAY_S = 0.5
 """So long spans wait for others before they are exported together."""
 SCOPE = "penstock"
+MAX_TROUBLE = 200
 
 
 class Made(NamedTuple):
@@ -63,15 +65,54 @@ class Batch:
         return self._body
 
 
+class Said:
+    """What the collector said to the last export, beside an exporter, which keeps it to itself: why it takes nothing,
+    or that of what it took some spans are refused (a partial success, which is no failure to an exporter)."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self.trouble, self.num_refused = "", 0
+
+    def taken(self, response: ExportTraceServiceResponse) -> None:
+        partly = response.partial_success
+        self.num_refused = max(0, partly.rejected_spans)
+        self.trouble = f"the collector refused {self.num_refused} of them: {partly.error_message}"[:MAX_TROUBLE]
+
+    def answered(self, response: Any, *_: Any, **__: Any) -> None:
+        """By HTTP; ``response`` is that of requests."""
+        self.forget()
+        if response.ok:
+            with suppress(Exception):  # whoever answers in words of their own has taken them all
+                self.taken(ExportTraceServiceResponse.FromString(response.content))
+        else:
+            self.trouble = f"the collector answered {response.status_code} {response.reason}"[:MAX_TROUBLE]
+
+
 class Stub:
     """What an exporter by gRPC asks in place of the generated one, whose serializer knows messages only."""
 
-    def __init__(self, channel: Any) -> None:
-        self.Export = channel.unary_unary(
+    def __init__(self, channel: Any, said: Said) -> None:
+        self._said = said
+        self._export = channel.unary_unary(
             "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
             request_serializer=Batch.SerializePartialToString,
             response_deserializer=ExportTraceServiceResponse.FromString,
         )
+
+    def Export(self, request: Batch, **options: Any) -> Any:
+        """As the generated one has it."""
+        self._said.forget()
+        try:
+            response = self._export(request, **options)
+        except Exception as error:
+            code, details = getattr(error, "code", None), getattr(error, "details", None)
+            if code and details:
+                self._said.trouble = f"the collector answered {code().name}: {details()}"[:MAX_TROUBLE]
+            raise
+        self._said.taken(response)
+        return response
 
 
 class Collector:
@@ -95,12 +136,13 @@ class Collector:
     def run(self) -> None:
         """Until the gateway is gone."""
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what it would say is counted, and told
-        exporter = exporter_of(self._order)
+        said = Said()
+        exporter = exporter_of(self._order, said)
         gc.collect()
         gc.freeze()  # what is loaded by now stays, and spans refer to nothing that refers back
         gc.set_threshold(20_000, 20, 50)
         stand_back()
-        exporting = threading.Thread(target=self._export_forever, args=(exporter,), daemon=True)
+        exporting = threading.Thread(target=self._export_forever, args=(exporter, said), daemon=True)
         exporting.start()
         decoder, buffer = msgspec.msgpack.Decoder(Kept), bytearray()
         while data := self._receive():
@@ -138,7 +180,7 @@ class Collector:
                 if not self._is_gathering or self._num_waiting >= MAX_BATCH_SPANS:
                     self._changed.notify()
 
-    def _export_forever(self, exporter: SpanExporter) -> None:
+    def _export_forever(self, exporter: SpanExporter, said: Said) -> None:
         while True:
             with self._changed:
                 while not self._waiting:
@@ -153,14 +195,12 @@ class Collector:
                     )
                     self._is_gathering = False
                 batch = Batch(self._taken(), self._encoder)
-            num_spans, trouble = len(batch), _exported(exporter, batch)
+            num_spans = len(batch)
+            num_exported, trouble = _exported(exporter, batch, said)
             with self._changed:
                 # Until now they took up room: an export that hangs holds what it has.
                 self._num_waiting -= num_spans
-                if trouble:
-                    self._counted(num_failed=num_spans, trouble=trouble)
-                else:
-                    self._counted(num_exported=num_spans)
+                self._counted(num_exported, num_failed=num_spans - num_exported, trouble=trouble)
                 self._tell()
 
     def _taken(self) -> list[Made]:
@@ -201,8 +241,9 @@ def stand_back() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-def exporter_of(order: Order) -> SpanExporter:
-    """OpenTelemetry's own, which reads the variables for what the order leaves open. It takes a ``Batch``."""
+def exporter_of(order: Order, said: Said) -> SpanExporter:
+    """OpenTelemetry's own, which reads the variables for what the order leaves open. It takes a ``Batch``, and what it
+    is answered is ``said``."""
     headers: Any = order.headers or None
     if order.protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as by_grpc
@@ -211,7 +252,8 @@ def exporter_of(order: Order) -> SpanExporter:
         exporter: Any = by_grpc.OTLPSpanExporter(
             endpoint=order.endpoint or None, headers=headers, timeout=order.timeout_s
         )
-        exporter._stub, exporter._client = Stub, Stub(exporter._channel)
+        exporter._stub = partial(Stub, said=said)  # also of the connections that it makes later
+        exporter._client = exporter._stub(exporter._channel)
         return exporter  # type: ignore[no-any-return]
     from opentelemetry.exporter.otlp.proto.http import trace_exporter as by_http
 
@@ -219,7 +261,11 @@ def exporter_of(order: Order) -> SpanExporter:
     endpoint = order.endpoint.rstrip("/")
     if endpoint and not endpoint.endswith("/v1/traces"):
         endpoint += "/v1/traces"
-    return by_http.OTLPSpanExporter(endpoint=endpoint or None, headers=headers, timeout=order.timeout_s)
+    exporter = by_http.OTLPSpanExporter(endpoint=endpoint or None, headers=headers, timeout=order.timeout_s)
+    with suppress(AttributeError):  # where another release keeps it is nowhere written
+        session = getattr(exporter, "_session", None) or exporter._client._transport._session
+        session.hooks["response"].append(said.answered)
+    return exporter  # type: ignore[no-any-return]
 
 
 def as_it_is(batch: Batch) -> Batch:
@@ -227,12 +273,14 @@ def as_it_is(batch: Batch) -> Batch:
     return batch
 
 
-def _exported(exporter: SpanExporter, batch: Any) -> str:
-    """Why not; empty: it was taken."""
+def _exported(exporter: SpanExporter, batch: Any, said: Said) -> tuple[int, str]:
+    """How many of its spans were taken, and why the others were not; empty: all were."""
     began_at = time.monotonic()
+    said.forget()
     try:
         if exporter.export(batch) is SpanExportResult.SUCCESS:
-            return ""
+            num_refused = min(said.num_refused, len(batch))
+            return len(batch) - num_refused, said.trouble if num_refused else ""
     except Exception as error:
-        return f"{type(error).__name__}: {error}"[:200]
-    return f"the collector took nothing within {time.monotonic() - began_at:.1f} s"
+        return 0, f"{type(error).__name__}: {error}"[:MAX_TROUBLE]
+    return 0, said.trouble or f"the collector took nothing within {time.monotonic() - began_at:.1f} s"

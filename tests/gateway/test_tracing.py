@@ -312,6 +312,25 @@ async def test_a_collector_that_hangs_costs_spans_and_no_request(open_front, col
     assert time.monotonic() - began_at < 10  # it is not waited for
 
 
+@pytest.mark.parametrize(
+    ("opened", "turned_away"),
+    [(collectors.by_grpc, "UNAUTHENTICATED: no key"), (collectors.by_http, "401 Unauthorized")],
+)
+async def test_what_a_collector_refuses_is_counted_and_why_is_told(open_front, caplog, opened, turned_away):
+    with opened() as collector:
+        collector.num_refused = 2
+        async with open_front(tracing=tracing(collector, sample_ratio=1.0)) as front:
+            headers, _ = await answered(front)
+            spans = await collector.trace(headers["x-trace-id"])
+            sender = front.gw.tracing.sender
+            await until(lambda: sender.count.num_exported > 0)
+            assert (sender.count.num_exported, sender.count.num_failed) == (len(spans) - 2, 2)
+            assert "refused 2 of them: too old" in caplog.text
+            collector.turns_away, sender._told_at = True, -1e9
+            await answered(front, seed=1)
+            await until(lambda: turned_away in caplog.text)
+
+
 async def test_where_no_collector_is_spans_are_counted_and_the_next_process_goes_on(open_front, caplog):
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
