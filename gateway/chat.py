@@ -18,19 +18,18 @@ import click
 import msgspec
 
 from gateway.client import (
-    DEFAULT_URL,
     CallFailed,
     Events,
     Failure,
     Finite,
     Unreachable,
     api_root,
-    checked_url,
     decode_answer,
     find_key,
     list_models,
     open_session,
     refusal,
+    server_option,
     unreachable,
 )
 from gateway.terminal.tables import leave_unread, printable
@@ -252,9 +251,7 @@ def _show(text: str) -> None:
 
 @click.command()
 @click.argument("prompt", required=False)
-@click.option(
-    "--url", default=DEFAULT_URL, show_default=True, callback=checked_url, help="Server, with or without /v1."
-)
+@server_option
 @click.option("--key", help="API key [PENSTOCK_API_KEY, the local server's bootstrap.env, OPENAI_API_KEY].")
 @click.option("--model", help="Model name [the first that the server lists].")
 @click.option("--system", default="", help="What the model is told first.")

@@ -120,6 +120,16 @@ def checked_url(_context: click.Context, _parameter: click.Parameter, url: str) 
     return url
 
 
+server_option = click.option(
+    "--url",
+    envvar="PENSTOCK_URL",
+    default=DEFAULT_URL,
+    show_default=True,
+    callback=checked_url,
+    help="Server, with or without /v1 [PENSTOCK_URL].",
+)
+
+
 class Finite(click.FloatRange):
     """As an option's type: a float of that range that is a number, and not without end."""
 

@@ -20,7 +20,7 @@ from gateway.bench import arrivals, measures, plot
 from gateway.bench.arrivals import Due, TraceError
 from gateway.bench.measures import Report
 from gateway.bench.prompts import Prompts
-from gateway.client import DEFAULT_URL, CallFailed, Finite, api_root, checked_url, find_key, list_models, open_session
+from gateway.client import CallFailed, Finite, api_root, find_key, list_models, open_session, server_option
 from gateway.settings_file import fail
 from policies.distribution import Distribution, distribution
 
@@ -108,9 +108,7 @@ def engine(arguments: tuple[str, ...]) -> None:
 
 
 @bench.command(short_help="Put load on an OpenAI-compatible server.")
-@click.option(
-    "--url", default=DEFAULT_URL, show_default=True, callback=checked_url, help="Server, with or without /v1."
-)
+@server_option
 @click.option("--key", help="API key [PENSTOCK_API_KEY, the local server's bootstrap.env, OPENAI_API_KEY].")
 @click.option("--model", help="Model name [the first that the server lists].")
 @click.option(

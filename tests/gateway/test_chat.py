@@ -103,6 +103,16 @@ async def test_a_script_gets_the_answer_and_nothing_else():
     assert (server.requests[0]["max_tokens"], server.keys) == (9, ["Bearer sk-test"])
 
 
+async def test_the_environment_may_name_the_server_as_for_every_command(monkeypatch):
+    async with compatible_server() as server:
+        monkeypatch.setitem(ENVIRONMENT, "PENSTOCK_URL", server.url)
+        code, out, err = await run_chat("Count to three")
+        assert (code, out, err) == (0, "one two three\n", "")
+        monkeypatch.setitem(ENVIRONMENT, "PENSTOCK_URL", "http://127.0.0.1:9")
+        code, out, err = await run_chat("Count to three", "--url", server.url)
+    assert (code, out, err) == (0, "one two three\n", "")
+
+
 async def test_a_prompt_may_come_through_a_pipe():
     async with compatible_server() as server:
         code, out, _ = await run_chat("--url", server.url, typed="Count\nto three\n")
