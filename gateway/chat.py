@@ -27,10 +27,10 @@ from gateway.client import (
     decode_answer,
     find_key,
     list_models,
+    lost,
     open_session,
     refusal,
     server_option,
-    unreachable,
 )
 from gateway.terminal.tables import leave_unread, printable
 
@@ -132,7 +132,7 @@ async def _payloads(session: aiohttp.ClientSession, talk: Conversation) -> Async
                 for payload in events.feed(data):
                     yield payload
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise Unreachable(unreachable(error)) from error
+        raise lost(error) from error
 
 
 def _take(payload: bytes, reply: Reply, show: Callable[[str], None]) -> None:

@@ -196,7 +196,7 @@ async def list_models(session: aiohttp.ClientSession) -> list[str]:
                 raise CallFailed(refusal(response.status, body))
             return [entry.id for entry in _decode_models(body).data]
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise Unreachable(unreachable(error)) from error
+        raise lost(error) from error
     except msgspec.DecodeError as error:
         raise CallFailed("the server does not speak OpenAI's API: its list of models cannot be read") from error
 
@@ -211,12 +211,26 @@ def refusal(status: int, body: bytes) -> str:
     return f"HTTP {status}: {message}" if message else f"HTTP {status}"
 
 
+def lost(error: BaseException) -> CallFailed:
+    """Of a call that never got an answer: Unreachable, unless there is a server, though one that is not trusted."""
+    import aiohttp
+
+    said = unreachable(error)
+    return CallFailed(said) if isinstance(error, aiohttp.ClientConnectorCertificateError) else Unreachable(said)
+
+
 def unreachable(error: BaseException) -> str:
     """Why a call never got an answer, in one line."""
     import aiohttp
 
     if isinstance(error, TimeoutError):
         return "timed out"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        why = getattr(error.certificate_error, "verify_message", "") or "it cannot be verified"
+        return (
+            f"the certificate of {error.host}:{error.port} is not trusted ({why});"
+            " SSL_CERT_FILE may name a PEM file of the authorities to trust"
+        )
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"cannot connect to {error.host}:{error.port}"
     if isinstance(error, aiohttp.InvalidURL):

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from gateway.client import CallFailed, Events, Unreachable, api_root, unreachable
+from gateway.client import CallFailed, Events, api_root, lost
 
 if TYPE_CHECKING:
     import aiohttp
@@ -105,7 +105,7 @@ class Administration:
                     for payload in events.feed(data):
                         yield payload
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(unreachable(error)) from error
+            raise lost(error) from error
 
     async def _call(
         self, method: str, path: tuple[object, ...], query: dict[str, object], body: object, version: int | None
@@ -125,7 +125,7 @@ class Administration:
             async with session.request(method, self._url(path), params=params, data=data, headers=headers) as response:
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(unreachable(error)) from error
+            raise lost(error) from error
         if response.status >= 400:
             raise _refused(response.status, answer)
         try:

@@ -18,11 +18,13 @@ import aiohttp
 import brotli
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from click.testing import CliRunner
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from gateway.certificate import Certificate
+from gateway.cli import main
 from gateway.doors import DoorsError
 from gateway.pressure import BUSY_S, TICK_S, Pressure
 from gateway.proxies import Proxies
@@ -269,6 +271,17 @@ async def test_a_certificate_makes_it_https(open_front, tmp_path):
                 asked = asyncio.create_task(session.post(front.url + CHAT, data=call))
                 front.peer.say(await front.peer.submitted(), [*front.ids("in private"), 3], "stop")
                 assert "in private" in await (await asked).text()
+
+
+@pytest.mark.parametrize("command", [["tenants", "list"], ["chat", "Hello"]])
+async def test_a_certificate_that_a_command_does_not_trust_is_no_missing_gateway(open_front, tmp_path, command):
+    cert, key = certified(tmp_path, "first")
+    async with open_front(server=Server(host="localhost", tls_cert=str(cert), tls_key=str(key))) as front:
+        ended = await asyncio.to_thread(CliRunner().invoke, main, [*command, "--url", front.url])
+        assert ended.exit_code == 1
+        assert "is not trusted" in ended.stderr
+        assert "SSL_CERT_FILE" in ended.stderr
+        assert "penstock serve" not in ended.stderr
 
 
 def test_a_certificate_that_has_changed_is_read_again(tmp_path):
