@@ -18,6 +18,7 @@ from mkdocs.structure.files import File, Files
 from gateway import metrics, openapi
 from gateway.admin.problems import Problem
 from gateway.errors import GatewayError
+from gateway.openai.extras import REFUSED
 
 ROOT = Path(__file__).parents[2]
 INFERENCE = "Inference"
@@ -109,7 +110,8 @@ def rest() -> str:
     parts = [
         "# REST",
         "What a running gateway describes at `/openapi.json`. Paths under `/v1` take a key of a tenant as bearer, those"
-        " under `/admin/v1` and `/v1/organization` a key of the administration.",
+        " under `/admin/v1` and `/v1/organization` an admin key. `/healthz`, `/readyz` and `/health` take none"
+        " ([run it for good](../how-to/running.md#health)).",
     ]
     for group in sorted(groups, key=lambda group: (group != INFERENCE, group)):
         parts += [f"## {group}", *groups[group]]
@@ -122,7 +124,7 @@ def _group(path: str) -> str:
         return f"Administration: {rest[1].replace('_', ' ')}"
     if rest and rest[0] == "organization":
         return "OpenAI's Admin API"
-    return "Ollama's API" if first == "api" else INFERENCE
+    return {"api": "Ollama's API", "metrics": "Metrics"}.get(first, INFERENCE)
 
 
 def _operation(verb: str, path: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
@@ -136,23 +138,26 @@ def _operation(verb: str, path: str, operation: dict[str, Any], schemas: dict[st
         (parameter["name"], parameter["in"], parameter.get("schema", {}), parameter.get("description", ""))
         for parameter in operation.get("parameters", [])
     ]
+    refused = []
     for content in operation.get("requestBody", {}).get("content", {}).values():
-        schema = content["schema"]
-        name = schema.get("$ref", "").rpartition("/")[2]
-        rows += [
-            (field, "body", kind, kind.get("description", ""))
-            for field, kind in schemas.get(name, {}).get("properties", {}).items()
-        ]
+        name = content["schema"].get("$ref", "").rpartition("/")[2]
+        for field, kind in schemas.get(name, {}).get("properties", {}).items():
+            if kind.get("description") == REFUSED:
+                refused.append(field)
+            else:
+                rows.append((field, "body", kind, kind.get("description", "")))
     if rows:
         lines += ["| name | in | type | |", "|---|---|---|---|"]
         lines += [f"| `{name}` | {place} | {_cell(_type(kind))} | {_cell(what)} |" for name, place, kind, what in rows]
+    if refused:
+        lines += ["", f"{REFUSED.removesuffix('.')}: {', '.join(f'`{field}`' for field in refused)}."]
     return "\n".join(lines)
 
 
 def _type(kind: dict[str, Any]) -> str:
     """A JSON schema in a few words."""
     if "$ref" in kind:
-        return f"{kind['$ref'].rpartition('/')[2]}"
+        return re.split(r"[/.]", kind["$ref"])[-1]
     if "anyOf" in kind:
         return " or ".join(_type(each) for each in kind["anyOf"])
     if "enum" in kind:

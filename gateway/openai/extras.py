@@ -11,54 +11,58 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from gateway.openai.failures import Malformed
 
+REFUSED = "Refused by name (`unsupported_parameter`), unless it asks for what is done anyway."
+"""What /openapi.json says of each."""
+Unserved = Annotated[Any, msgspec.Meta(description=REFUSED)]
+
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True):
     """Of what is answered in words. null is as if it was not there."""
 
-    add_generation_prompt: Any = None
-    custom_logit_processor: Any = None
-    documents: Any = None
-    guided_whitespace_pattern: Any = None
-    input_ids: Any = None
-    logits_processors: Any = None
-    logprob_token_ids: Any = None
-    lora_path: Any = None
-    priority: Any = None
-    prompt_embeds: Any = None
-    prompt_logprobs: Any = None
-    repetition_detection: Any = None
-    return_hidden_states: Any = None
-    return_prompt_text: Any = None
-    return_token_ids: Any = None
-    return_tokens_as_token_ids: Any = None
-    separate_reasoning: Any = None
-    session_params: Any = None
-    skip_special_tokens: Any = None
-    stop_regex: Any = None
-    thinking_token_budget: Any = None
-    truncate_prompt_tokens: Any = None
-    use_beam_search: Any = None
-    vllm_xargs: Any = None
-    watermarking: Any = None
+    add_generation_prompt: Unserved = None
+    custom_logit_processor: Unserved = None
+    documents: Unserved = None
+    guided_whitespace_pattern: Unserved = None
+    input_ids: Unserved = None
+    logits_processors: Unserved = None
+    logprob_token_ids: Unserved = None
+    lora_path: Unserved = None
+    priority: Unserved = None
+    prompt_embeds: Unserved = None
+    prompt_logprobs: Unserved = None
+    repetition_detection: Unserved = None
+    return_hidden_states: Unserved = None
+    return_prompt_text: Unserved = None
+    return_token_ids: Unserved = None
+    return_tokens_as_token_ids: Unserved = None
+    separate_reasoning: Unserved = None
+    session_params: Unserved = None
+    skip_special_tokens: Unserved = None
+    stop_regex: Unserved = None
+    thinking_token_budget: Unserved = None
+    truncate_prompt_tokens: Unserved = None
+    use_beam_search: Unserved = None
+    vllm_xargs: Unserved = None
+    watermarking: Unserved = None
 
 
 class ReadingExtras(msgspec.Struct, frozen=True, kw_only=True):
     """Of what is answered in numbers."""
 
-    add_special_tokens: Any = None
-    embed_dtype: Any = None
-    endianness: Any = None
-    normalize: Any = None
-    padding: Any = None
-    priority: Any = None
-    truncation_side: Any = None
-    use_activation: Any = None
+    add_special_tokens: Unserved = None
+    embed_dtype: Unserved = None
+    endianness: Unserved = None
+    normalize: Unserved = None
+    padding: Unserved = None
+    priority: Unserved = None
+    truncation_side: Unserved = None
+    use_activation: Unserved = None
 
 
 EXTRAS = Extras.__struct_fields__

@@ -16,10 +16,11 @@ import pytest
 
 from gateway import errors, metrics, openapi
 from gateway.cli import main
+from gateway.openai.extras import Extras
 from policies import configuration
 from policies.policy import Budget, Cache, Limits, Policy, Price
 from tests.builders import ROOT
-from tests.docs.session import LIMIT_S, PORTS, Session, blocks, is_as
+from tests.docs.session import LIMIT_S, PORTS, Block, Session, blocks, is_as
 from tests.ports import free_ports
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -55,6 +56,19 @@ def test_what_a_page_says_is_what_happens(path, session):
             printed = None
         else:
             printed = session.do(block)
+
+
+def test_what_the_readme_begins_with_is_what_happens(session):
+    """It installs and starts Penstock in its first line; the reader's second terminal is done here."""
+    first, *others = blocks((ROOT / "README.md").read_text())
+    assert first.text == "pip install -e . && penstock serve\n"
+    session.do(Block("bash", "In a terminal of its own", "penstock serve\n", first.line))
+    printed = [session.do(block) for block in others if block.kind in ("bash", "python")]
+    (said,) = [block.text for block in others if block.kind == "text"]
+    assert len(printed) == 3
+    assert '"content":"' in printed[0]
+    assert "Paris" in printed[1]
+    assert is_as(printed[2], said)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
@@ -111,6 +125,17 @@ def test_the_reference_has_every_setting_command_operation_metric_and_failure(si
     for kind in vars(errors).values():
         if isinstance(kind, type) and issubclass(kind, errors.GatewayError):
             assert kind.code is None or f"<code>{kind.code}</code>" in failures, kind.code
+
+
+def test_the_reference_tells_what_is_taken_from_what_is_refused(site):
+    rest = (site / "reference/rest.html").read_text()
+    chats = rest.partition('id="chat_completions"')[2].partition("<h3")[0]
+    table, _, behind = chats.partition("</table>")
+    for field in Extras.__struct_fields__:
+        assert f"<td><code>{field}</code></td>" not in table, field
+        assert f"<code>{field}</code>" in behind, field
+    assert "<td><code>messages</code></td>" in table
+    assert "gateway.openai" not in rest, "types go by names that clients know"
 
 
 def _paths() -> list[str]:
