@@ -169,20 +169,12 @@ def _type(kind: dict[str, Any]) -> str:
 
 def measured() -> str:
     """Every metric as a page."""
-    rows = [
-        f"| `{one.name}` | {one.kind} | {', '.join(f'`{label}`' for label in one.labels)} | {_cell(one.meaning)} |"
-        for one in metrics.reference()
-    ]
+    rows = []
+    for one in metrics.reference():
+        labels = f"<br>Labels: {', '.join(f'`{label}`' for label in one.labels)}" if one.labels else ""
+        rows.append(f"| `{one.name}`<br>{one.kind} | {_cell(one.meaning)}{labels} |")
     return "\n".join(
-        [
-            "# Metrics",
-            "",
-            "What `/metrics` has.",
-            "",
-            "| name | kind | labels | what it is |",
-            "|---|---|---|---|",
-            *rows,
-        ]
+        ["# Metrics", "", "What `/metrics` has.", "", "| name and kind | what it is |", "|---|---|", *rows]
     )
 
 
