@@ -306,6 +306,8 @@ class Stats(Message, frozen=True):
     """Since start, that steps have waited for masks."""
     num_generated_tokens: int = 0
     """Since start: of answers, the first ones included."""
+    num_drafts: int = 0
+    """Since start: as often as a step verified guesses for a sequence."""
 
 
 class AdapterLoaded(Message, frozen=True):

@@ -131,6 +131,7 @@ VLLM = (
     _counter("vllm:generation_tokens_total", "Tokens of answers.", *_ENGINE, merge="one"),
     _counter("vllm:prefix_cache_queries_total", "Tokens of prompts, cached or not.", *_ENGINE, merge="one"),
     _counter("vllm:prefix_cache_hits_total", "Tokens of prompts that were found.", *_ENGINE, merge="one"),
+    _counter("vllm:spec_decode_num_drafts_total", "Verified for a sequence in one step.", *_ENGINE, merge="one"),
     _counter("vllm:spec_decode_num_draft_tokens_total", "Tokens that were guessed.", *_ENGINE, merge="one"),
     _counter("vllm:spec_decode_num_accepted_tokens_total", "Guesses that were right.", *_ENGINE, merge="one"),
     _counter("vllm:request_success_total", "Requests that were answered.", "model_name", "finished_reason"),

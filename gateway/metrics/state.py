@@ -113,6 +113,7 @@ def _workers(gw: Gateway) -> Iterator[Sample]:
             ("vllm:generation_tokens_total", stats.num_generated_tokens),
             ("vllm:prefix_cache_queries_total", num_prompt_tokens),
             ("vllm:prefix_cache_hits_total", stats.num_cached_tokens),
+            ("vllm:spec_decode_num_drafts_total", stats.num_drafts),
             ("vllm:spec_decode_num_draft_tokens_total", stats.num_drafted_tokens),
             ("vllm:spec_decode_num_accepted_tokens_total", stats.num_accepted_tokens),
             ("penstock_worker_paused", stats.num_paused),

@@ -107,6 +107,7 @@ async def test_what_a_worker_does_is_told_as_dashboards_for_vllm_read_it(front: 
     front.peer.say(submit, [5, 3], "stop", queue_s=9.0, prefill_s=0.4, decode_s=2.0)
     await asked
     stats = wire.Stats(0, 0, 64, 0, 0, 64, 100, 1, 40, 0, 0, 0.0, num_adapters=3, num_generated_tokens=2)
+    stats = msgspec.structs.replace(stats, num_drafts=5, num_drafted_tokens=20, num_accepted_tokens=8)
     front.peer.send(stats)
     (_, worker, _), *_ = front.gw.dispatch.seated()
     await until(lambda: worker.stats == stats)
@@ -122,6 +123,10 @@ async def test_what_a_worker_does_is_told_as_dashboards_for_vllm_read_it(front: 
     assert told["vllm:prompt_tokens_by_source_total", *who, "local_compute"] == 100
     assert told["vllm:prompt_tokens_by_source_total", *who, "local_cache_hit"] == 40
     assert told["vllm:generation_tokens_total", *who] == 2
+    drafts = {
+        name: told[f"vllm:spec_decode_num_{name}_total", *who] for name in ("drafts", "draft_tokens", "accepted_tokens")
+    }
+    assert drafts == {"drafts": 5, "draft_tokens": 20, "accepted_tokens": 8}
     assert told["penstock_worker_adapters", *who] == 3
     facts = worker.facts
     assert told["vllm:cache_config_info", str(facts.block_size), *who, str(facts.num_blocks)] == 1

@@ -134,8 +134,9 @@ async def test_answers_to_anything_are_the_same_with_guesses_and_without(house):
             assert await answered(http, path, {"model": "guessing", **body}) in (plain[wanted.index((path, body))],)
     await house.quiet()
     found = stats(house)
-    assert found["plain"].num_drafted_tokens == 0
+    assert found["plain"].num_drafts == found["plain"].num_drafted_tokens == 0
     assert found["guessing"].num_drafted_tokens > 2 * found["guessing"].num_accepted_tokens > 500
+    assert 0 < found["guessing"].num_drafts <= found["guessing"].num_drafted_tokens
     assert found["guessing"].num_preemptions > 20
     assert found["guessing"].num_cached_tokens > 0
     assert found["guessing"].num_used_blocks == found["guessing"].num_drafter_faults == 0

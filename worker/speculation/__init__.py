@@ -79,8 +79,7 @@ class Speculation:
         self._notes: dict[Sequence, Notes] = {}
         self._promising: set[Sequence] = set()
         self._num_looks = 0
-        self.num_drafted_tokens = 0
-        self.num_accepted_tokens = 0
+        self.num_drafts = self.num_drafted_tokens = self.num_accepted_tokens = 0
         self.num_faults: Counter[str] = Counter()
         """Requests for which a drafter was switched off, by its name."""
 
@@ -219,6 +218,7 @@ class Speculation:
         (self._promising.add if num_right else self._promising.discard)(sequence)
         sequence.num_drafted_tokens += num_drafted
         sequence.num_accepted_tokens += num_right
+        self.num_drafts += 1
         self.num_drafted_tokens += num_drafted
         self.num_accepted_tokens += num_right
 
@@ -241,6 +241,7 @@ class Speculation:
     def counts(self) -> dict[str, int]:
         """What a worker's ``Stats`` say of it, by field."""
         return {
+            "num_drafts": self.num_drafts,
             "num_drafted_tokens": self.num_drafted_tokens,
             "num_accepted_tokens": self.num_accepted_tokens,
             "num_drafter_faults": self.num_faults.total(),
