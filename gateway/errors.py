@@ -61,11 +61,12 @@ class ContextLengthExceeded(InvalidRequest):
     """Tokens that there are, at least, and those that may be; None where an upstream counted them."""
 
     @classmethod
-    def of(cls, max_tokens: int, num_tokens: int, param: str, how: str = "{}") -> ContextLengthExceeded:
-        """``how`` sure that number is, in words."""
-        what = f"This model's maximum context length is {max_tokens} tokens, prompt and completion together. However, "
-        found = how.format(num_tokens)
-        error = cls(f"{what}your {param} resulted in {found} tokens. Please reduce their length.", param=param)
+    def of(cls, max_tokens: int, num_tokens: int, param: str, how: str = "") -> ContextLengthExceeded:
+        """In OpenAI's words, from which clients read both numbers to cut what they ask; ``how`` sure the second one is,
+        as a sentence."""
+        what = f"This model's maximum context length is {max_tokens} tokens. However, your {param} resulted in"
+        do = f"Please reduce the length of the {param}. The completion needs room in that context as well."
+        error = cls(" ".join(filter(None, (what, f"{num_tokens} tokens.", do, how))), param=param)
         error.counted = num_tokens, max_tokens
         return error
 

@@ -293,7 +293,7 @@ def _room(pool: Pool, num_prompt_tokens: int, asked_tokens: int | None, param: s
         return max(1, asked_tokens or MOST_TOKENS)
     room = most - num_prompt_tokens
     if room < 1:
-        raise errors.ContextLengthExceeded.of(most, num_prompt_tokens, param, "about {}")
+        raise errors.ContextLengthExceeded.of(most, num_prompt_tokens, param, "The tokens are an estimate.")
     return max(1, min(asked_tokens or room, room))
 
 

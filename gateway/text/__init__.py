@@ -297,5 +297,7 @@ class Text:
 def _unread(error: Exception, param: str) -> InvalidRequest:
     """A tokenizer without an unknown token refuses some texts, with no exception narrower than Exception."""
     if isinstance(error, TooLong):
-        return ContextLengthExceeded.of(error.max_tokens, error.num_tokens, param, "{} or more")
+        return ContextLengthExceeded.of(
+            error.max_tokens, error.num_tokens, param, "There may be more tokens: not all was read."
+        )
     return InvalidRequest(f"The prompt cannot be tokenised: {error}")
