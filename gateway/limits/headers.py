@@ -13,11 +13,12 @@ from policies.admission import Ask, Refusal, Rule
 
 OF = {"tenant": "this project", "key": "this API key", "model": "this project on this model"}
 WORDS = {
-    "requests_per_minute": "requests per minute",
-    "tokens_per_minute": "tokens per minute",
-    "tokens_per_day": "tokens per day",
+    "requests_per_minute": "requests per min (RPM)",
+    "tokens_per_minute": "tokens per min (TPM)",
+    "tokens_per_day": "tokens per day (TPD)",
     "concurrent_requests": "concurrent requests",
 }
+"""OpenAI's, by which clients tell the limits apart; the numbers behind them they read as well."""
 
 
 def headers_of(rules: Sequence[Rule], readings: Sequence[int]) -> dict[str, str]:
@@ -68,10 +69,10 @@ def refused(rules: Sequence[Rule], ask: Ask, refusal: Refusal, readings: Sequenc
             headers=headers,
         )
     wait_s = refusal.wait_ms / 1e3
-    asked = f", requested {ask.least_tokens}" if rule.kind == "tokens" else ""
+    asked = ask.least_tokens if rule.kind == "tokens" else 1
     message = (
-        f"Rate limit reached for {OF[rule.scope]} on {WORDS[rule.limit]}: limit {rule.ceiling}, "
-        f"used {readings[2 * refusal.rule]}{asked}. Please try again in {duration(refusal.wait_ms)}."
+        f"Rate limit reached for {OF[rule.scope]} on {WORDS[rule.limit]}: Limit {rule.ceiling}, "
+        f"Used {readings[2 * refusal.rule]}, Requested {asked}. Please try again in {duration(refusal.wait_ms)}."
     )
     kind = TokensLimited if rule.kind == "tokens" else RequestsLimited
     return kind(message, headers=headers, retry_after_s=wait_s)
@@ -81,7 +82,7 @@ def never(rules: Sequence[Rule], num_tokens: int) -> NeverFits:
     """The failure for a request that would not pass with nothing else in its way."""
     rule = min((rule for rule in rules if rule.kind == "tokens"), key=lambda rule: rule.ceiling)
     return NeverFits(
-        f"Request too large for {OF[rule.scope]} on {WORDS[rule.limit]}: limit {rule.ceiling}, requested {num_tokens}. "
+        f"Request too large for {OF[rule.scope]} on {WORDS[rule.limit]}: Limit {rule.ceiling}, Requested {num_tokens}. "
         "It can never pass; shorten the prompt.",
         headers={},
     )

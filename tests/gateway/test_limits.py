@@ -113,11 +113,11 @@ async def test_a_refusal_says_when_to_come_back_and_the_same_request_passes_then
 async def test_requests_and_places_have_refusals_of_their_own(limits):
     caller = a_caller(a_policy(concurrent_requests=1, requests_per_minute=2))
     async with limits.admit(caller, DEMO, 1, 1, "a"):
-        with pytest.raises(RequestsLimited, match="concurrent requests: limit 1, used 1") as busy:
+        with pytest.raises(RequestsLimited, match=r"concurrent requests: Limit 1, Used 1, Requested 1\. ") as busy:
             await ask(limits, caller, request_id="b")
     assert busy.value.headers()["retry-after"] == "1"
     await ask(limits, caller, request_id="c")
-    with pytest.raises(RequestsLimited, match="requests per minute: limit 2, used 2") as often:
+    with pytest.raises(RequestsLimited, match=r"requests per min \(RPM\): Limit 2, Used 2, Requested 1\. ") as often:
         await ask(limits, caller, request_id="d")
     assert often.value.type == "requests"
     assert often.value.headers()["x-ratelimit-remaining-requests"] == "0"
@@ -125,7 +125,7 @@ async def test_requests_and_places_have_refusals_of_their_own(limits):
 
 async def test_a_prompt_above_the_whole_limit_is_told_that_it_can_never_pass(limits):
     caller = a_caller(a_policy(tokens_per_minute=100))
-    with pytest.raises(NeverFits, match="limit 100, requested 101") as refused:
+    with pytest.raises(NeverFits, match=r"on tokens per min \(TPM\): Limit 100, Requested 101\. ") as refused:
         await ask(limits, caller, 100)
     assert refused.value.headers() == {"x-should-retry": "false"}
     async with limits.admit(caller, DEMO, 99, 5000, "r") as ticket:

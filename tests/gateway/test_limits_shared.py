@@ -263,7 +263,7 @@ async def test_without_redis_each_gateway_holds_to_its_part_of_the_limit(fragile
             async with limits.admit(caller, "demo", 100, 100, "b") as ticket:
                 assert ticket.headers()["x-ratelimit-limit-tokens"] == "300"
                 ticket.settle(Usage(100, 0, 100))
-            with pytest.raises(TokensLimited, match="limit 300, used 200"):
+            with pytest.raises(TokensLimited, match="Limit 300, Used 200"):
                 async with limits.admit(caller, "demo", 100, 100, "c"):
                     pass
             assert await before.top_up(100)  # what was let in goes on
