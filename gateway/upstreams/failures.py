@@ -13,6 +13,14 @@ from gateway.errors import ContextLengthExceeded, GatewayError, InvalidRequest, 
 MAX_QUOTED_CHARS = 500
 """Of what an upstream says of a request."""
 LONGEST_RETRY_AFTER_S = 86_400.0
+TOO_LONG = (
+    "maximum context length",  # vLLM, and OpenAI's words wherever a proxy puts another code beside them
+    "maximum model length",  # vLLM
+    "model's context length",  # SGLang
+    "available context size",  # llama.cpp
+    "prompt is too long",  # Anthropic
+)
+"""What is said of a prompt without a place in the context by those that have no code for it."""
 
 
 class UpstreamFailed(GatewayError):
@@ -95,7 +103,7 @@ def of_status(status: int, headers: Mapping[str, str], body: bytes) -> Trouble:
         return Trouble(error, is_fault=False, again=False, why=why)
     if 400 <= status < 500 and status not in (408, 409, 425):
         message = (said.message or "The server that answers for this model refuses the request.")[:MAX_QUOTED_CHARS]
-        if said.code == "context_length_exceeded":
+        if said.code == "context_length_exceeded" or any(words in message for words in TOO_LONG):
             return Trouble(ContextLengthExceeded(message, param=said.param), is_fault=False, elsewhere=False, why=why)
         code = said.code if isinstance(said.code, str) else None
         refused = InvalidRequest(message, param=said.param, code=code)

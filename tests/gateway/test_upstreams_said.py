@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from tests.gateway.conftest import HELLO, OpenFront
-from tests.gateway.elsewhere import Elsewhere, Heard, chunk, elsewhere, event, streams
+from tests.gateway.elsewhere import Elsewhere, Heard, chunk, elsewhere, event, fails, streams
 
 ASKED = {"model": "far", "messages": HELLO}
 
@@ -66,3 +66,24 @@ async def test_content_in_parts_is_read_as_what_was_thought_and_what_is_said(ope
         deltas = [each.choices[0].delta async for each in said]
         assert "".join(each.content or "" for each in deltas) == "one two"
         assert "".join(getattr(each, "reasoning_content", None) or "" for each in deltas) == "hm so "
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "This model's maximum context length is 8192 tokens. However, your prompt contains 9000 input tokens, which",
+        "The decoder prompt (length 9000) is longer than the maximum model length of 8192.",
+        "The input (9000 tokens) is longer than the model's context length (8192 tokens).",
+        "request (9000 tokens) exceeds the available context size (8192 tokens), try increasing it",
+        "prompt is too long: 9000 tokens > 8192 maximum",
+    ],
+)
+async def test_a_prompt_that_is_too_long_has_the_code_for_it_whatever_the_server_calls_it(open_front: OpenFront, words):
+    async with elsewhere() as far, open_front(upstreams=(far.upstream(),)) as front:
+        body = json.dumps({"error": {"message": words, "type": "BadRequestError", "param": None, "code": 400}})
+        far.scripts = [fails(400, body=body.encode())] * 2
+        status, refused, _ = await front.post("/v1/chat/completions", ASKED)
+        assert (status, refused["error"]["code"]) == (400, "context_length_exceeded")
+        assert refused["error"]["message"] == words
+        status, refused, _ = await front.post("/v1/messages", {**ASKED, "max_tokens": 5})
+        assert (status, refused["error"]["message"]) == (400, f"prompt is too long: {words}")
