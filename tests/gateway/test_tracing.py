@@ -17,7 +17,7 @@ from gateway.tracing.keeping import SamplerUnknown, sampler_of
 from gateway.tracing.order import TracingInvalid, order_of
 from policies import settings, wire
 from policies.policy import Policy
-from tests import builders
+from tests import builders, collectors
 from tests.builders import until
 from tests.gateway.traced import ASK, CHAT, SPAN, TRACE, answered, tracing
 
