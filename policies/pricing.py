@@ -129,7 +129,7 @@ def parts(
         cost = _half_even(total)
     whole, uneven = _floored(exact, PARTS)
     lacking = cost - sum(whole.values())
-    if not 0 <= lacking <= len(uneven) and 0 < 2 * abs(cost * PARTS - total) <= num_requests * PARTS:
+    if total and not 0 <= lacking <= len(uneven) and 2 * abs(cost * PARTS - total) <= num_requests * PARTS:
         whole, uneven = _floored({kind: value * cost for kind, value in exact.items()}, total)
         lacking = cost - sum(whole.values())
     for kind in uneven[: max(0, lacking)]:

@@ -94,8 +94,10 @@ def test_the_parts_of_a_correction_add_up_to_whatever_it_takes_back(price, usage
     assert sum(parts.values()) == cost
 
 
-def test_the_parts_of_a_cost_without_a_price_are_those_of_the_request():
-    assert pricing.parts(pricing.rates_of(Price()), Usage(10, 0, 5), cost=7) == {
+@pytest.mark.parametrize("num_requests", [1, 20])
+def test_the_parts_of_a_cost_without_a_price_are_those_of_the_request(num_requests):
+    free = pricing.rates_of(Price())
+    assert pricing.parts(free, Usage(10, 0, 5), num_requests=num_requests, cost=7) == {
         "prompt": 0,
         "completion": 0,
         "request": 7,
