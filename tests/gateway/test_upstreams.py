@@ -289,20 +289,6 @@ async def test_several_answers_to_one_question(front, far):
     assert texts == ["one two three"] * 2
 
 
-async def test_what_it_may_be_sent_is_divided_among_the_gateways_and_none_is_left_without(open_front, far):
-    gap = asyncio.Event()
-    far.always = says("one ", "two", gap=gap)
-    async with open_front(upstreams=(far.upstream(max_concurrent=5),)) as front:
-        pool = front.gw.upstreams.of("far")
-        front.gw.gateways.num_gateways = 2
-        calls = [asyncio.create_task(events(front, "/v1/chat/completions", ASKED)) for _ in range(3)]
-        await until(lambda: (pool.num_open, pool.num_waiting) == (2, 1))
-        front.gw.gateways.num_gateways = 9
-        assert [server.max_open for server in pool.servers] == [1]
-        gap.set()
-        await asyncio.gather(*calls)
-
-
 async def test_more_than_it_may_be_sent_waits_in_line(open_front, far):
     gap = asyncio.Event()
     far.always = says("one ", "two", gap=gap)
