@@ -263,6 +263,37 @@ def test_a_drafter_that_cannot_keep_what_it_sees_sees_nothing_more_and_answers_g
     assert token_ids == answer([1, 2, 3, 1, 2], 0, 30, eos_token_ids=())
 
 
+class Retentive(Short):
+    """A Watcher that keeps the sequences of one step, and has no room for those of another."""
+
+    def __init__(self):
+        self.seen = set()
+
+    def computed(self, batch):
+        if self.seen:
+            raise ValueError("no room for more")
+        self.seen.update(sequence for sequence, _ in batch)
+
+    def watch(self, sequences, rows):
+        pass
+
+    def forget(self, sequence):
+        self.seen.discard(sequence)
+
+
+def test_a_drafter_that_sees_nothing_more_lets_go_of_what_it_has_seen():
+    watcher = Retentive()
+    speculation = Speculation([watcher], 4)
+    speculation._rests_until = 100  # nobody is looked at
+    in_chunks = EngineSettings(max_step_tokens=4)
+    engine = Engine(ScriptedRunner(num_blocks=64), ScriptedSampler(), in_chunks, float, None, speculation)
+    engine.add(wire.Submit("a", list(range(12)), Sampling(max_tokens=1)))
+    while engine.has_work:
+        engine.step()
+    assert speculation.num_faults == {"short": 1}
+    assert not watcher.seen
+
+
 class Silent:
     """Has nothing to say, and counts how often it is asked."""
 

@@ -62,6 +62,7 @@ class Speculation:
         """In this step, looked at sequences and asked drafters."""
         self._drafters = list(drafters)
         self._watchers = [drafter for drafter in self._drafters if isinstance(drafter, Watcher)]
+        self._witnesses = tuple(self._watchers)  # who is told of nothing any more still has what it has seen
         self.watches = bool(self._watchers)
         self._max_draft_tokens = max_draft_tokens
         self._allot = allot
@@ -276,7 +277,7 @@ class Speculation:
         """It is gone."""
         self._promising.discard(sequence)
         is_noted = self._notes.pop(sequence, None) is not None
-        for drafter in self._drafters if is_noted else self._watchers:
+        for drafter in self._drafters if is_noted else self._witnesses:
             drafter.forget(sequence)
 
     def _from_the_free(self, awake: dict[Sequence, int]) -> dict[Sequence, Offer]:
