@@ -90,6 +90,15 @@ def test_more_important_ones_are_waited_for_only_as_far_as_the_own_guarantee_doe
     assert wait_of(lanes, an_order("batch")) == pytest.approx(3 * work_s)
 
 
+def test_those_of_an_equal_class_are_waited_for():
+    lanes = Lanes({"standard": CLASSES["standard"], "other": CLASSES["standard"]})
+    for _ in range(2):
+        lanes.add(an_order("other"), None)
+    behind = waits_behind(lanes, an_order("standard"), {}, 1000.0)
+    work_s = PACE.seconds(promise.demand_of(an_order()))
+    assert wait_s(PACE, behind, an_order("standard"), 1) == pytest.approx(3 * work_s)
+
+
 @given(st.lists(st.sampled_from(list(CLASSES)), max_size=30), st.sampled_from(list(CLASSES)), st.booleans())
 def test_more_of_the_same_is_never_a_shorter_wait(line, sla_class, own):
     lanes, before = Lanes(CLASSES), 0.0

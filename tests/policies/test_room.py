@@ -67,6 +67,15 @@ def test_those_who_step_back_keep_their_share_of_places_and_memory():
     assert not room.has_room(0, 1, 901)
 
 
+def test_a_class_whose_share_is_less_than_a_place_keeps_one():
+    room = Room({0: 0.9, 2: 0.01}, 16, 1000)
+    for _ in range(17):
+        room.give(2, 2, 1, 10)
+    while room.has_room(0, 1, 10):
+        room.give(0, 0, 1, 10)
+    assert room.num_sequences == 17 + 16 - 1
+
+
 def test_what_was_sent_on_the_guarantee_is_part_of_the_share_and_steps_back_for_nobody():
     room = Room(SHARES, 16, 1000)
     for _ in range(5):
@@ -117,8 +126,9 @@ def test_a_gateway_that_sends_alone_counts_its_places_itself():
 def test_what_ends_adds_nothing_to_what_was_told_to_be_free():
     room = Room(SHARES, 16, 1000, num_gateways=2)
     room.give(1, 1, 8, 80)
-    for _ in range(2):
-        room.reported(2, Amount(8, 900))
+    room.reported(2, Amount(8, 900))
+    assert not room.has_room(1, 1, 10)  # what was given lately may not be in it
+    room.reported(2, Amount(8, 900))
     room.give(1, 1, -2, -20)
     assert room.has_room(1, 4, 10)
     assert not room.has_room(1, 5, 10)

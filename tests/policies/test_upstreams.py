@@ -69,6 +69,18 @@ def test_each_failed_trial_doubles_the_time_up_to_a_minute():
     assert breaker.succeeded(now).failed(now).retry_after_s(now) == 5.0
 
 
+def test_a_trial_that_is_never_heard_of_keeps_others_away_for_as_long_as_it_was_open_and_no_longer():
+    breaker = Breaker(1, 5.0).failed(0.0).asked(5.0)
+    assert not breaker.admits(9.9)
+    assert breaker.admits(10.0)
+
+
+def test_a_probe_that_is_answered_after_a_failed_trial_lets_the_next_one_through():
+    breaker = Breaker(1, 5.0).failed(0.0).asked(5.0).failed(6.0)
+    assert not breaker.admits(7.0)
+    assert breaker.seen(7.0).admits(7.0)
+
+
 candidates = st.lists(
     st.builds(
         Candidate,
