@@ -171,6 +171,14 @@ async def test_headers_tell_of_the_ceiling_with_the_least_room(limits):
         }
 
 
+async def test_headers_tell_of_no_less_than_nothing(limits):
+    caller = a_caller(a_policy(tokens_per_minute=100))
+    await ask(limits, caller, 10, 50, delivered=200)
+    with pytest.raises(TokensLimited) as refused:
+        await ask(limits, caller)
+    assert refused.value.headers()["x-ratelimit-remaining-tokens"] == "0"
+
+
 async def test_a_tenant_without_ceilings_has_no_headers_and_everything_is_covered(limits):
     caller = a_caller(Policy())
     async with limits.admit(caller, DEMO, 10, 50, "r") as ticket:

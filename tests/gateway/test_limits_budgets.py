@@ -26,7 +26,8 @@ from tests.builders import PATIENCE_S, a_caller, an_entry, until
 from tests.conftest import PATIENT_MS
 from tests.residents import add_tenant, add_version, change
 
-NOON = admission.period_of("day", 1_795_000_000).starts_at + 43_200
+MIDNIGHT = admission.period_of("day", 1_795_000_000).starts_at
+NOON = MIDNIGHT + 43_200
 POLICY = Policy(budget=Budget(Decimal("0.001"), "day"), prices={"*": Price(request=Decimal("0.0001"))})
 """Ten requests a day, a hundred micro-units each."""
 
@@ -43,10 +44,10 @@ async def rooms(store_settings):
         yield rooms
 
 
-async def spend(rooms, tenant_id, micros, at, kind="req"):
-    """A row of the ledger, as of a request that came at that time."""
+async def spend(rooms, tenant_id, micros, at, kind="req", named_at=None):
+    """A row of the ledger, as of a request that came at that time, and had its id then or before."""
     row = an_entry(
-        request_id=f"{kind}_{(1000 * at << 80) + next(numbers):032x}",
+        request_id=f"{kind}_{(1000 * (at if named_at is None else named_at) << 80) + next(numbers):032x}",
         tenant_id=tenant_id,
         created_at=at,
         cost_micros=micros,
@@ -80,11 +81,12 @@ async def test_a_restart_forgets_nothing_that_was_spent_in_the_period(rooms, clo
     one, other = await add_tenant(rooms, "north", "thrifty"), await add_tenant(rooms, "south", "thrifty")
     for tenant_id, micros, at in [
         (one, 600, NOON - 60),
-        (one, 300, NOON),
+        (one, 200, NOON),
         (one, 5000, NOON - 86_400),
         (other, 7, NOON),
     ]:
         await spend(rooms, tenant_id, micros, at)
+    await spend(rooms, one, 100, MIDNIGHT, named_at=MIDNIGHT - 600)
     await spend(rooms, one, 100, NOON, kind="corr")  # which is billed, and no use of anything
     async with gateway(rooms, clock) as (limits, _):
         assert (await spent(limits, one), await spent(limits, other)) == (900, 7)

@@ -125,6 +125,16 @@ async def test_a_key_that_alone_is_limited_by_the_day_is_remembered_too(rooms, c
     assert limits.local.num_gauges == 1
 
 
+async def test_a_model_that_alone_is_limited_by_the_day_is_remembered_too(rooms, clock):
+    await add_version(rooms, "small alone", Policy(model_limits={"small": Ceilings(tokens_per_day=100)}))
+    caller = await caller_of(rooms, clock, await add_tenant(rooms, "west", "small alone"))
+    await use(rooms, caller, 40, model="small")
+    await use(rooms, caller, 30)
+    limits = await started(rooms, clock)
+    assert await used(limits, caller, "small") == {"model": 40}
+    assert await used(limits, caller) == {}
+
+
 @pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
 async def test_with_redis_they_are_there_still_and_are_not_counted_twice(rooms, clock, redis_settings):
     caller = await caller_of(rooms, clock, await add_tenant(rooms, "north", "limited"))
@@ -132,6 +142,7 @@ async def test_with_redis_they_are_there_still_and_are_not_counted_twice(rooms, 
         redis = Redis(redis_settings, clock)
         limits = await started(rooms, clock, redis)
         assert (await used(limits, caller))["tenant"] == num_used
+        assert limits.local.num_gauges == 0
         async with limits.admit(caller, "demo", 90, 10, f"r{num_used}") as ticket:
             ticket.settle(Usage(90, 0, 10))
         await use(rooms, caller, 100)

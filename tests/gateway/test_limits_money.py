@@ -178,6 +178,24 @@ async def test_a_clock_that_was_ahead_and_is_set_back_makes_no_money_of_another_
         await ask(limits, caller, 1, 1, "c", 1)
 
 
+async def test_money_of_an_open_request_stays_set_aside_however_long_it_takes(limits, clock):
+    caller = a_spender("0.001")
+    async with limits.admit(caller, DEMO, 40, 5000, "r"):
+        for _ in range(20):
+            clock.advance(15)
+            await limits.renew()
+        assert used(limits, caller) == {"tenant budget": 40 + 200 + 10}
+
+
+async def test_a_ledger_that_is_behind_makes_nothing_unspent(limits):
+    caller = a_spender("0.001")
+    await ask(limits, caller, 10, 50, "r", 20)
+    (rule,) = limits.plans.find(caller, DEMO).rules
+    for restored, spent in ((50, 60), (80, 80), (60, 80)):
+        await limits.restore(caller.tenant_id, rule, restored)
+        assert used(limits, caller) == {"tenant budget": spent}
+
+
 async def test_whoever_administers_sees_how_the_ceilings_stand(limits):
     caller = a_caller(
         a_policy(

@@ -193,6 +193,17 @@ async def test_three_gateways_overspend_no_budget_and_tell_each_share_once(redis
     assert limits.known(caller.policy, "ten_never_heard_of") == []
 
 
+async def test_what_was_heard_to_be_spent_never_falls(redis_settings):
+    caller = a_caller(Policy(budget=Budget(Decimal(1), "month")))
+    async with a_gateway(redis_settings, wall=lambda: 1_795_000_000.0) as limits:
+        (rule,) = limits.plans.find(caller, "demo").rules
+        for restored, spent in ((100, 100), (300, 300), (200, 300)):
+            await limits.restore(caller.tenant_id, rule, restored)
+            (known,) = limits.known(caller.policy, caller.tenant_id)
+            (seen,) = await limits.peek(caller.policy, caller.tenant_id)
+            assert (known.used, seen.used) == (spent, spent)
+
+
 async def test_what_a_gateway_that_died_held_is_free_again_after_a_minute(redis):
     shared = SharedMeters(redis)
     rules = rules_of("ten_1")
@@ -267,6 +278,9 @@ async def test_without_redis_each_gateway_holds_to_its_part_of_the_limit(fragile
                 async with limits.admit(caller, "demo", 100, 100, "c"):
                     pass
             assert await before.top_up(100)  # what was let in goes on
+            other = a_caller(caller.policy, "ten_other")
+            async with limits.admit(other, "demo", 250, 100, "whole part") as ticket:  # the estimate is more than that
+                assert ticket.num_covered == 50
             with pytest.raises(LimitsUnavailable):  # it fits the whole limit, though not the part of it
                 async with limits.admit(caller, "demo", 400, 100, "d"):
                     pass
