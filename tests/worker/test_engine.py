@@ -88,6 +88,15 @@ def test_a_prompt_seen_before_is_computed_only_from_where_it_differs():
     assert bench.answers["b", 0] == bench.answers["a", 0]
 
 
+def test_each_answer_to_a_prompt_seen_before_tells_what_of_it_was_found():
+    bench = Bench()
+    bench.submit("a", tokens(22))
+    bench.run()
+    bench.submit("b", tokens(22), num_sequences=3)
+    bench.run()
+    assert [bench.finishes["b", index].num_cached_tokens for index in range(3)] == [20, 20, 20]
+
+
 def test_the_last_prompt_token_is_computed_even_when_all_of_it_is_cached():
     bench = Bench()
     for name in "ab":

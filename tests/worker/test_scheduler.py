@@ -1,5 +1,7 @@
 """Who pauses, who loses what and who goes first: the plan carried out, on the device that knows what it should read."""
 
+import itertools
+
 import pytest
 
 from policies.costs import StepCosts
@@ -137,3 +139,15 @@ def test_a_small_request_goes_past_one_that_does_not_fit():
     bench.run()
     assert [name for name, _ in bench.finishes] == ["small", "running", "large"]
     assert bench.answers["large", 0] == expected(tokens(44, 9), 2)
+
+
+def test_whoever_waits_for_long_becomes_more_important_than_those_who_came_later():
+    bench, ticks = Bench(max_sequences=1), itertools.count()
+    bench.engine._now = lambda: float(next(ticks))
+    bench.submit("urgent", tokens(8), max_tokens=2)
+    bench.step()
+    bench.submit("low", tokens(8, 3), max_tokens=2, priority=2)
+    for number in range(40):
+        bench.submit(f"urgent {number}", tokens(8), max_tokens=2)
+    bench.run()
+    assert 1 < list(bench.finishes).index(("low", 0)) < 20
