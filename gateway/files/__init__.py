@@ -89,7 +89,7 @@ class Files:
         self.wall = wall
         self._rooms = rooms
         self._clock = clock
-        self._arriving: dict[str, int] = {}
+        self._num_pending_bytes: dict[str, int] = {}
         """By tenant: bytes of uploads that have no row yet."""
         self._looked_at = -math.inf
         """For files without a row."""
@@ -173,21 +173,21 @@ class Files:
 
         def check(num_bytes: int) -> None:
             nonlocal come
-            self._arriving[tenant_id] = self._arriving.get(tenant_id, 0) + num_bytes - come
+            self._num_pending_bytes[tenant_id] = self._num_pending_bytes.get(tenant_id, 0) + num_bytes - come
             come = num_bytes
             if num_bytes > most_of_one:
                 raise errors.BodyTooLarge(f"The {what} is too large: this server takes at most {most_of_one} bytes")
-            if used + self._arriving[tenant_id] > most:
+            if used + self._num_pending_bytes[tenant_id] > most:
                 raise self._too_much()
 
         try:
             yield check
         finally:
-            left = self._arriving.get(tenant_id, 0) - come
+            left = self._num_pending_bytes.get(tenant_id, 0) - come
             if left > 0:
-                self._arriving[tenant_id] = left
+                self._num_pending_bytes[tenant_id] = left
             else:
-                self._arriving.pop(tenant_id, None)
+                self._num_pending_bytes.pop(tenant_id, None)
 
     async def take_turn(self, connection: AsyncConnection, tenant_id: str) -> None:
         """Others of the tenant's that take theirs wait for the end of this transaction, at whichever gateway."""
