@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from policies.batching import MAX_OVERTAKES
 from policies.costs import StepCosts
 from tests.worker.engine_bench import Bench, expected, tokens
 from tests.worker.scripted import ScriptedRunner
@@ -139,6 +140,18 @@ def test_a_small_request_goes_past_one_that_does_not_fit():
     bench.run()
     assert [name for name, _ in bench.finishes] == ["small", "running", "large"]
     assert bench.answers["large", 0] == expected(tokens(44, 9), 2)
+
+
+def test_small_requests_go_past_a_large_one_only_so_often():
+    bench = Bench(ScriptedRunner(num_blocks=20))
+    bench.submit("running", tokens(40), max_tokens=30)
+    bench.step()
+    bench.submit("large", tokens(44, 9), max_tokens=2)
+    for number in range(2 * MAX_OVERTAKES):
+        bench.submit(f"small {number}", tokens(4, 20 + number), max_tokens=2)
+    bench.run()
+    order = [name for name, _ in bench.finishes]
+    assert order.index("running") == MAX_OVERTAKES
 
 
 def test_whoever_waits_for_long_becomes_more_important_than_those_who_came_later():
