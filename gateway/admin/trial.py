@@ -112,6 +112,7 @@ async def _recorded(connection: AsyncConnection, asked: Recorded | None) -> Sequ
     query = sa.select(store.ledger).where(
         columns.created_at >= asked.since,
         columns.created_at < asked.until,
+        columns.corrects.is_(None),
         columns.num_prompt_tokens > 0,
         columns.num_completion_tokens > 0,
         columns.cache.not_in(("hit", "shared")),

@@ -228,8 +228,11 @@ async def test_a_policy_is_tried_on_what_the_ledger_recorded(desk):
     for text in ("a", "b", "c"):
         await answered(desk, messages=[{"role": "user", "content": text}])
     await desk.front.settled(3)
-    since = desk.front.rows()[0]["created_at"] - 10
+    row = desk.front.rows()[0]
+    since = row["created_at"] - 10
     recorded = {"since": since, "until": since + 100}
+    more = {"num_prompt_tokens": 5, "num_completion_tokens": 5}  # a correction is no request
+    await desk.made("ledger/corrections", {"request_id": row["request_id"], "reason": "counted short", **more})
     document = {"limits": {"requests_per_minute": 2}}
     tried = await desk.made("policies/default/trial", {"recorded": recorded, "document": document})
     total = tried["outcome"]["total"]
