@@ -163,9 +163,7 @@ async def embeddings(
     prepare: Prepare,
 ) -> tuple[A, Order]:
     """All texts in one request."""
-    if call.truncate_prompt_tokens not in (None, -1):
-        param = "truncate_prompt_tokens"
-        raise errors.InvalidRequest(f"'{param}' is not served for this model.", param=param)
+    _check_whole(call)
     prompts: list[Any] = list(call.texts or call.token_ids)
     fields: dict[str, Any] = {"input": prompts, "encoding_format": "float"}
     if call.dimensions is not None:
@@ -183,6 +181,7 @@ async def ranking(
     prepare: Prepare,
 ) -> tuple[A, Order]:
     """Scores of documents, which are ordered here; and scores of pairs, where all have their first text in common."""
+    _check_whole(call)
     if isinstance(call, openai.RerankRequest):
         if call.max_tokens_per_doc is not None:
             raise errors.InvalidRequest(
@@ -198,6 +197,12 @@ async def ranking(
         prompts = [fields["query"], *fields["documents"]]
     shaped = partial(shaped, pairs=None)
     return await _read(gw, request, caller, call, shaped, way, prepare, "rerank", fields, prompts, len(prompts) - 1)
+
+
+def _check_whole(call: openai.EmbeddingRequest | openai.RerankRequest | openai.ScoreRequest) -> None:
+    if call.truncate_prompt_tokens not in (None, -1):
+        param = "truncate_prompt_tokens"
+        raise errors.InvalidRequest(f"'{param}' is not served for this model.", param=param)
 
 
 async def prompt_of(pool: Pool, caller: Caller, call: openai.ChatRequest) -> tuple[list[int], bool]:

@@ -82,15 +82,13 @@ async def _embedding(
         raise InvalidRequest(
             f"Invalid 'dimensions': this model's vectors have {facts.num_dimensions}", param="dimensions"
         )
-    cut, most = call.truncate_prompt_tokens, facts.max_model_tokens
-    if cut is not None:
-        most = most if cut < 0 else min(cut, most)
-    if call.texts and cut is not None:
-        prompts = await text.encode(call.texts, cut_at=most, param="input", tenant_id=caller.tenant_id)
-    elif call.texts:
-        prompts = await text.encode(call.texts, max_tokens=most, param="input", tenant_id=caller.tenant_id)
+    cut_at, most = _cut_at(call, facts), facts.max_model_tokens
+    if call.texts:
+        prompts = await text.encode(
+            call.texts, max_tokens=most, param="input", cut_at=cut_at, tenant_id=caller.tenant_id
+        )
     else:
-        prompts = call.token_ids if cut is None else [prompt[:most] for prompt in call.token_ids]
+        prompts = [prompt[:cut_at] for prompt in call.token_ids]
         if any(max(prompt, default=0) >= facts.vocab_size for prompt in prompts):
             raise openai.Malformed(f"Invalid 'input': the vocabulary has {facts.vocab_size} tokens", "input")
     pooling = wire.Pooling(pooling.kind, pooling.is_normalized, num_dimensions)
@@ -107,6 +105,7 @@ async def _ranked(
     else:
         shaped = reply.ScoreAnswer
         suits = len({first for first, _ in call.pairs}) == 1
+    suits = suits and call.truncate_prompt_tokens in (None, -1)
     # Each text once: pairs would have the one that all have in common as often as there are others.
     way = elsewhere.taken(gw, caller, call, "rerank", call.texts_once, suits)
     here = partial(_ranking, gw, request, caller, shaped=shaped)
@@ -132,7 +131,7 @@ async def _ranking(
         pairs: Sequence[tuple[str, str]] = [(call.query, each) for each in texts]
     else:
         pairs, names = call.pairs, call.sides
-    asked, places = await _of_pairs(caller, pairs, text, facts, names)
+    asked, places = await _of_pairs(caller, pairs, text, facts, names, _cut_at(call, facts))
     return _answer(gw, request, caller, call, text, facts, asked, names[1], partial(shaped, pairs=places))
 
 
@@ -146,6 +145,16 @@ async def _opened(gw: Gateway, request: web.Request, caller: Caller, call: opena
     return text, facts
 
 
+def _cut_at(
+    call: openai.EmbeddingRequest | openai.RerankRequest | openai.ScoreRequest, facts: wire.Ready
+) -> int | None:
+    """So many tokens of a prompt are read; None: all, or it is refused."""
+    cut = call.truncate_prompt_tokens
+    if cut is None:
+        return None
+    return facts.max_model_tokens if cut < 0 else min(cut, facts.max_model_tokens)
+
+
 def _pooling(facts: wire.Ready) -> wire.Pooling:
     if facts.pooling is None:
         raise InvalidRequest("This model gives no vectors.", param="model")
@@ -153,19 +162,26 @@ def _pooling(facts: wire.Ready) -> wire.Pooling:
 
 
 async def _of_pairs(
-    caller: Caller, pairs: Sequence[tuple[str, str]], text: Text, facts: wire.Ready, names: tuple[str, str]
+    caller: Caller,
+    pairs: Sequence[tuple[str, str]],
+    text: Text,
+    facts: wire.Ready,
+    names: tuple[str, str],
+    cut_at: int | None,
 ) -> tuple[list[Asked], list[tuple[int, int]] | None]:
     """For the model's own head, both texts in one prompt. Where it has none, each text once, and the places of a
     pair's: their vectors are compared. ``names``: of the parameters that the first and the second of a pair are in."""
     if facts.scores:
-        encoded = await text.encode_pairs(pairs, facts.max_model_tokens, names[1], caller.tenant_id)
+        encoded = await text.encode_pairs(pairs, facts.max_model_tokens, names[1], cut_at, caller.tenant_id)
         return [(prompt, wire.Pooling("score", second_at=second_at)) for prompt, second_at in encoded], None
     pooling = wire.Pooling(_pooling(facts).kind)
     place: dict[str, int] = {}
     asked: list[Asked] = []
     for side, name in enumerate(names):
         texts = [each for each in dict.fromkeys(pair[side] for pair in pairs) if each not in place]
-        prompts = await text.encode(texts, max_tokens=facts.max_model_tokens, param=name, tenant_id=caller.tenant_id)
+        prompts = await text.encode(
+            texts, max_tokens=facts.max_model_tokens, param=name, cut_at=cut_at, tenant_id=caller.tenant_id
+        )
         for number, (each, prompt) in enumerate(zip(texts, prompts, strict=True)):
             _check(prompt, facts, name, number)
             place[each] = len(asked)

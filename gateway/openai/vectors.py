@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.openai.decoding import decoded
-from gateway.openai.extras import ReadingExtras, check_extras, refused
+from gateway.openai.extras import ReadingExtras, check_extras
 from gateway.openai.failures import Malformed
 from gateway.openai.receipts import PenstockExtras
 from gateway.openai.requests import Metadata, Named, PenstockOptions, TokenId
@@ -59,14 +59,17 @@ class Reading(ReadingExtras, frozen=True, kw_only=True):
         return None
 
 
+Truncation = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+"""vLLM's ``truncate_prompt_tokens``: of a longer prompt only the beginning is read; -1: as much as the model takes."""
+
+
 class EmbeddingRequest(Reading, frozen=True, kw_only=True):
     """POST /v1/embeddings."""
 
     input: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
-    """vLLM's: of a longer text only the beginning is read; -1: as much as the model takes."""
+    truncate_prompt_tokens: Truncation | None = None
 
     @property
     def texts(self) -> list[str]:
@@ -103,8 +106,8 @@ class RerankRequest(Reading, frozen=True, kw_only=True):
     """They are in the answer unless this is false."""
     max_tokens_per_doc: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     """Of a longer document only its beginning is read."""
-    truncate_prompt_tokens: Any = None
-    """Of both texts, it would be."""
+    truncate_prompt_tokens: Truncation | None = None
+    """Of each text, or of a pair's prompt."""
 
     @property
     def texts(self) -> list[str]:
@@ -132,7 +135,8 @@ class ScoreRequest(Reading, frozen=True, kw_only=True):
     items: Texts | None = None
     data_1: Texts | None = None
     data_2: Texts | None = None
-    truncate_prompt_tokens: Any = None
+    truncate_prompt_tokens: Truncation | None = None
+    """As of a ranking."""
 
     @property
     def sides(self) -> tuple[str, str]:
@@ -158,7 +162,7 @@ class ScoreRequest(Reading, frozen=True, kw_only=True):
         return [*first, *second]
 
 
-R = TypeVar("R", RerankRequest, ScoreRequest)
+R = TypeVar("R", EmbeddingRequest, RerankRequest, ScoreRequest)
 
 _embedding = msgspec.json.Decoder(EmbeddingRequest)
 _rerank = msgspec.json.Decoder(RerankRequest)
@@ -179,20 +183,17 @@ def parse_embedding(body: bytes) -> EmbeddingRequest:
         raise Malformed(f"'input' may have {MAX_INPUTS} texts at most", "input", "array_above_max_length")
     if not all(call.texts):
         raise Malformed("Invalid 'input': a text is empty", "input", "empty_string")
-    if call.truncate_prompt_tokens == 0:
-        what = "Invalid 'truncate_prompt_tokens': nothing would be left of a text"
-        raise Malformed(what, "truncate_prompt_tokens", "integer_below_min_value")
-    return call
+    return _cut(call)
 
 
 def parse_rerank(body: bytes) -> RerankRequest:
     """The request in ``body``. Raises Malformed."""
-    return _uncut(decoded(_rerank, body))
+    return _cut(decoded(_rerank, body))
 
 
 def parse_score(body: bytes) -> ScoreRequest:
     """The request in ``body``. Raises Malformed."""
-    call = _uncut(decoded(_score, body))
+    call = _cut(decoded(_score, body))
     sides = call.sides
     for name in sides:
         if getattr(call, name) is None:
@@ -207,10 +208,11 @@ def parse_score(body: bytes) -> ScoreRequest:
     return call
 
 
-def _uncut(call: R) -> R:
+def _cut(call: R) -> R:
     check_extras(call)
-    if call.truncate_prompt_tokens is not None:
-        raise refused("truncate_prompt_tokens")
+    if call.truncate_prompt_tokens == 0:
+        what = "Invalid 'truncate_prompt_tokens': nothing would be left of a text"
+        raise Malformed(what, "truncate_prompt_tokens", "integer_below_min_value")
     return call
 
 

@@ -23,7 +23,7 @@ from gateway.text import files, untold
 from gateway.text.detokenize import Decoder, Vocabulary
 from gateway.text.files import TextInvalid
 from gateway.text.infill import Infill
-from gateway.text.length import PIECE_CHARS, TooLong, beginnings, fitting
+from gateway.text.length import PIECE_CHARS, TooLong, beginnings, fitting, without_end
 from gateway.text.messages import as_dict, num_chars, with_arguments_as_text
 from gateway.text.pieces import Pieces, freeze_words
 from gateway.text.stops import StopStrings
@@ -194,22 +194,38 @@ class Text:
         return tuple(word for word in found if word)
 
     async def encode_pairs(
-        self, pairs: Sequence[tuple[str, str]], max_tokens: int, param: str, tenant_id: str = ""
+        self,
+        pairs: Sequence[tuple[str, str]],
+        max_tokens: int,
+        param: str,
+        cut_at: int | None = None,
+        tenant_id: str = "",
     ) -> list[tuple[list[int], int]]:
         """Token ids of two texts in one, as the tokenizer joins them, and where the second begins; 0 where the
-        tokenizer does not say. ``max_tokens`` of either, as in ``encode_chat``. Raises InvalidRequest."""
+        tokenizer does not say. ``max_tokens`` of either, as in ``encode_chat``; ``cut_at``: of both together so many
+        are read. Raises InvalidRequest."""
 
-        def read(some: Sequence[tuple[str, str]]) -> list[tuple[list[int], int]]:
+        def encode(some: Sequence[tuple[str, str]]) -> list[tuple[list[int], int]]:
+            texts = list({text for pair in some for text in pair})
             try:
-                for text in {text for pair in some for text in pair}:
-                    self._pieces.check_length(text, max_tokens)
+                if cut_at is not None:
+                    begun = dict(zip(texts, beginnings(texts, cut_at, self._tokenizer), strict=True))
+                    some = [(begun[first], begun[second]) for first, second in some]
+                else:
+                    for text in texts:
+                        self._pieces.check_length(text, max_tokens)
                 encodings = self._tokenizer.encode_batch(list(some), add_special_tokens=True)
             except Exception as error:
                 raise _unread(error, param) from None
-            return [(each.ids, each.type_ids.index(1) if 1 in each.type_ids else 0) for each in encodings]
+            read: list[tuple[list[int], int]] = []
+            for each in encodings:
+                ids = each.ids if cut_at is None else without_end(each, cut_at)
+                second_at = each.type_ids.index(1) if 1 in each.type_ids else 0
+                read.append((ids, second_at if second_at < len(ids) else 0))
+            return read
 
         nums_chars = [40 + len(first) + len(second) for first, second in pairs]
-        return await self._by_and_by(tenant_id, pairs, nums_chars, read)
+        return await self._by_and_by(tenant_id, pairs, nums_chars, encode)
 
     async def cut(self, texts: Sequence[str], max_tokens: int, tenant_id: str = "") -> list[str]:
         """The beginnings of these texts that have so many tokens. Raises InvalidRequest."""

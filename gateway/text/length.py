@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 CHARS_A_TOKEN = 5
 """Prompts with fewer are read at once: most of them fit."""
@@ -60,11 +60,14 @@ def beginnings(texts: Sequence[str], max_tokens: int, tokenizer: Tokenizer) -> l
 def fitting(texts: Sequence[str], max_tokens: int, tokenizer: Tokenizer) -> list[list[int]]:
     """Token ids of texts, at most so many of each: what there is too much of is taken from its end, before the special
     tokens that the tokenizer puts there."""
-    found = []
-    for encoding in tokenizer.encode_batch(beginnings(texts, max_tokens, tokenizer), add_special_tokens=True):
-        is_special = encoding.special_tokens_mask
-        num_last = next((number for number, each in enumerate(reversed(is_special)) if not each), 0)
-        num_last = min(num_last, max_tokens)
-        at = len(encoding.ids) - num_last
-        found.append([*encoding.ids[: min(at, max_tokens - num_last)], *encoding.ids[at:]])
-    return found
+    encodings = tokenizer.encode_batch(beginnings(texts, max_tokens, tokenizer), add_special_tokens=True)
+    return [without_end(encoding, max_tokens) for encoding in encodings]
+
+
+def without_end(encoding: Encoding, max_tokens: int) -> list[int]:
+    """At most so many of its token ids; those that lack are the last ones but for special tokens."""
+    is_special = encoding.special_tokens_mask
+    num_last = next((number for number, each in enumerate(reversed(is_special)) if not each), 0)
+    num_last = min(num_last, max_tokens)
+    at = len(encoding.ids) - num_last
+    return [*encoding.ids[: min(at, max_tokens - num_last)], *encoding.ids[at:]]

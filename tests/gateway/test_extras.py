@@ -69,8 +69,6 @@ OF_ONE = [
     ("chat", "add_special_tokens", True),
     ("response", "enable_response_messages", True),
     ("response", "previous_input_messages", []),
-    ("ranking", "truncate_prompt_tokens", 5),
-    ("score", "truncate_prompt_tokens", 5),
 ]
 OUTPUTS: dict[str, Any] = {
     "structural_tag": "{}",

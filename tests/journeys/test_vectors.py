@@ -201,6 +201,29 @@ async def test_only_the_beginning_of_a_long_document_is_read_where_that_is_asked
     assert score == pytest.approx(files.score("paris", " ".join(WORDS[:6])), rel=1e-3)
 
 
+async def test_of_a_long_pair_the_beginning_is_read_where_that_is_asked_for(readers, client, files):
+    long = " ".join(WORDS * 9)
+    body = {"model": "judge", "query": "paris", "documents": [long, "rome"]}
+    for num_tokens in (6, 9, -1):
+        answer = await post(readers, "/v1/rerank", **body, truncate_prompt_tokens=num_tokens)
+        most = 64 if num_tokens < 0 else num_tokens
+        words = (WORDS * 9)[: most - 4]  # beside the query, and three tokens that hold the two apart
+        scores = {each["index"]: each["relevance_score"] for each in answer["results"]}
+        assert scores[0] == pytest.approx(files.score("paris", " ".join(words)), rel=1e-3)
+        assert scores[1] == pytest.approx(files.score("paris", "rome"), rel=1e-3)
+        pairs = {"text_1": "paris", "text_2": [long, "rome"]}
+        told = await post(readers, "/v1/score", model="judge", truncate_prompt_tokens=num_tokens, **pairs)
+        assert [each["score"] for each in told["data"]] == [scores[0], scores[1]]
+        assert told["usage"]["prompt_tokens"] == most + 5
+    body["model"] = "reader"  # its vectors are compared
+    answer = await post(readers, "/v1/rerank", **body, truncate_prompt_tokens=-1)
+    assert answer["usage"]["total_tokens"] == 64 + 3 + 3
+    assert (
+        "truncate_prompt_tokens"
+        in (await post(readers, "/v1/rerank", 400, **body, truncate_prompt_tokens=0))["error"]["message"]
+    )
+
+
 async def test_of_a_long_text_the_beginning_is_read_where_that_is_asked_for(readers, client, files):
     long = " ".join(WORDS * 9)
     body = {"model": "reader", "input": [long, TEXTS[0]]}
