@@ -75,7 +75,8 @@ export class TimeChart {
       legend: { show: false },
       padding: [12, 28, 0, 0],
       cursor: { drag: { x: false, y: false }, points: { size: 6 }, y: false },
-      scales: { x: { time: true }, y: { range: (plot, low, high) => [0, this.options.max ?? (high > 0 ? high * 1.1 : 1)] } },
+      // The bars of the first and the last day are as wide as the others.
+      scales: { x: { time: true, ...(this.options.days ? { range: (plot, low, high) => [low - 43200, high + 43200] } : {}) }, y: { range: (plot, low, high) => [0, this.options.max ?? (high > 0 ? high * 1.1 : 1)] } },
       axes: [
         { ...axis, size: 28, gap: 8, grid: { show: false }, space: 72, values: this.options.days ? (plot, marks) => marks.map((mark) => new Date(1000 * mark).toISOString().slice(5, 10)) : [[60, "{HH}:{mm}", null, null, null, null, null, null, 1], [1, "{HH}:{mm}:{ss}", null, null, null, null, null, null, 1]], ...(this.options.days ? { incrs: [86400, 7 * 86400, 28 * 86400] } : {}) },
         { ...axis, size: 64, values: (plot, marks) => marks.map((mark) => (this.options.axis || this.show)(mark)), space: 40 },
