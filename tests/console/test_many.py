@@ -100,6 +100,14 @@ def test_of_many_tenants_and_keys_the_newest_are_shown_and_the_others_are_reache
     page.wait_for_function("() => document.activeElement.matches('[data-more]')")
     assert (keys.count(), page.get_by_text("The newest 200.").count()) == (200, 1)
 
+    console.open("Workers")
+    page.evaluate("id => { location.hash = `#/tenants?id=${id}`; }", tenant["id"])  # as links elsewhere lead there
+    page.wait_for_function("() => document.activeElement.matches('[data-chosen] > .card')")
+    heading = page.get_by_role("heading", level=2, name="one of 3")
+    assert heading.evaluate(
+        "each => { const at = each.getBoundingClientRect().top; return at >= 0 && at < innerHeight; }"
+    )
+
 
 def test_what_was_written_of_a_policy_outlives_a_version_that_another_tab_made(console, house):
     page = console.page

@@ -132,7 +132,7 @@ async function show() {
     put(main, content);
     if (isOther && document.activeElement?.matches("[data-page]")) main.querySelector("h1")?.focus({ preventScroll: true });
     if (isOther) window.scrollTo(0, 0);
-    else if (isWithin) goOn();
+    if (isOther ? said && main.querySelector("[data-chosen] > .card") : isWithin) goOn(); // a link to one of many leads there
   } catch (error) {
     closers.forEach((work) => work());
     if (show.latest === token && me) put(main, h("h1", {}, title), card("This page could not be shown", [], note(error.message, "bad"), h("div", { class: "buttons" }, h("button", { type: "button", class: "button", onclick: show }, "Try again"))));
