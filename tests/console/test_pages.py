@@ -9,15 +9,10 @@ import json
 import random
 import re
 import threading
-import time
 import urllib.error
 import urllib.request
 
 import pytest
-import sqlalchemy as sa
-
-from gateway import store
-from gateway.ledger.sums import NUMBERS, WORDS
 
 PAGES = ("Overview", "Tenants and keys", "Policies", "Usage and cost", "Requests", "Workers", "Playground")
 
@@ -128,27 +123,6 @@ def test_long_names_leave_room_for_what_is_said_of_them(open_console, house):
     table = console.page.get_by_role("table", name="Tenants")
     table.get_by_role("link", name="Research Research").wait_for()
     assert table.evaluate("table => table.parentElement.scrollWidth - table.parentElement.clientWidth") == 0
-
-
-def test_what_was_used_by_many_keys_is_added_up_to_its_last_day(open_console, house):
-    today = int(time.time()) // 86400 * 86400
-    words = {name: "-" for name in WORDS if name != "key_id"}
-    spans = [{"width_s": 86400, "starts_at": today - 86400 * day, **words} for day in range(1, 30)]
-    sums = dict.fromkeys(NUMBERS, 0) | {"num_requests": 1, "cost_micros": 1_000_000}
-    engine = sa.create_engine(f"sqlite:///{house.config.store.data_dir}/penstock.db")
-    with engine.begin() as connection:
-        for span in spans:
-            connection.execute(
-                sa.insert(store.usage), [span | sums | {"key_id": f"key_{number}"} for number in range(740)]
-            )
-    console = open_console()
-    console.sign_in()
-    console.open("Usage and cost")
-    console.page.get_by_label("Grouped by").select_option("Key")
-    console.page.get_by_role("rowheader", name="key_739").wait_for()
-    console.page.locator(".tile").filter(has_text="Cost").get_by_text("21,460.00").wait_for()
-    with engine.begin() as connection:
-        connection.execute(sa.delete(store.usage).where(store.usage.c.tenant_id == "-"))
 
 
 def test_a_fleet_with_more_workers_than_colours_is_drawn_as_three_lines(open_console, house):
