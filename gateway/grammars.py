@@ -11,8 +11,8 @@ import json
 import re
 import time
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
@@ -22,11 +22,11 @@ from llguidance.gbnf_to_lark import any_to_lark
 from gateway.errors import ServiceUnavailable
 from gateway.openai import AskedGrammar, Malformed
 from gateway.schemas import Fault, conjunctions_fault, fault_of, parts_of, schemas_in, unbounded_fault
+from gateway.turns import Turns
 from policies import holding, wire
 from policies.grammar import NotReadable, read_schema, spelled
 
 DEFAULTS = holding.Grammars()
-MAX_WAITING = 256
 WAITING_S = 10.0
 """Until a thread is free for one."""
 FINDING_S = 1.0
@@ -34,6 +34,8 @@ FINDING_S = 1.0
 _NO_SPECIALS = "unknown special token"
 
 T = TypeVar("T")
+_Key = tuple[str, wire.Grammar]
+"""A tenant, and what it asked for."""
 
 
 class Remembered(Generic[T]):
@@ -76,13 +78,12 @@ class Grammars:
 
     def __init__(self, settings: holding.Grammars = DEFAULTS) -> None:
         self._settings = settings
-        self._threads = ThreadPoolExecutor(settings.num_threads, thread_name_prefix="grammars")
+        self._turns = Turns(settings.num_threads, "grammars", "Too many grammars wait to be read. Please try again.")
         self._lock = Lock()
-        self._num_waiting = 0
-        """Threads are busy with them, or will be; also with those for which nobody waits any more."""
         self._vocabulary: LLTokenizer | None = None
-        self._asked: dict[wire.Grammar, _Asked] = {}
-        self._known: OrderedDict[wire.Grammar, wire.Grammar | Fault] = OrderedDict()
+        self._asked: dict[_Key, _Asked] = {}
+        self._known: OrderedDict[_Key, wire.Grammar | Fault] = OrderedDict()
+        """By tenant: how soon an answer begins must not tell what somebody else asked for."""
         self._num_known_bytes = 0
         self.strict: Remembered[frozenset[str]] = Remembered(settings.max_known, settings.max_known_bytes)
         """Of functions that may be, the names of those that can."""
@@ -92,9 +93,9 @@ class Grammars:
         self.read_s = 0.0
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._turns.close()
 
-    async def checked(self, asked: AskedGrammar | None) -> wire.Grammar | None:
+    async def checked(self, asked: AskedGrammar | None, tenant_id: str = "") -> wire.Grammar | None:
         """As a worker understands it. Raises Malformed."""
         if asked is None:
             return None
@@ -107,79 +108,69 @@ class Grammars:
                 param,
                 "string_above_max_length",
             )
-        found = self._known.get(grammar)
+        key = tenant_id, grammar
+        found = self._known.get(key)
         if found is None:
-            found = await self._found(grammar)
-            self._remember(grammar, found, num_bytes)
+            found = await self._found(key)
+            self._remember(key, found, num_bytes)
         else:
             self.num_known_hits += 1
-            self._known.move_to_end(grammar)
+            self._known.move_to_end(key)
         if isinstance(found, Fault):
             self.num_refused += 1
             path = param + found.path
             raise Malformed(f"Invalid '{path}': {found}", path, "invalid_value")
         return found
 
-    async def _found(self, grammar: wire.Grammar) -> wire.Grammar | Fault:
-        """Once for all who ask for it meanwhile, until nobody does any more."""
-        asked = self._asked.get(grammar)
+    async def _found(self, key: _Key) -> wire.Grammar | Fault:
+        """Once for all of its tenant who ask for it meanwhile, until nobody does any more."""
+        asked = self._asked.get(key)
         if asked is None:
-            asked = self._asked[grammar] = _Asked(asyncio.create_task(self._in_time(grammar)))
+            asked = self._asked[key] = _Asked(asyncio.create_task(self._in_time(*key)))
         asked.num += 1
         try:
             return await asyncio.shield(asked.reading)
         finally:
             asked.num -= 1
             if not asked.num:
-                del self._asked[grammar]
+                del self._asked[key]
                 asked.reading.cancel()
 
-    async def _in_time(self, grammar: wire.Grammar) -> wire.Grammar | Fault:
+    async def _in_time(self, tenant_id: str, grammar: wire.Grammar) -> wire.Grammar | Fault:
         """That others take their time is no fault of a grammar that waits for them."""
-        if self._num_waiting >= MAX_WAITING:
-            raise ServiceUnavailable("Too many grammars wait to be read. Please try again.", retry_after_s=1.0)
-        with self._lock:
-            self._num_waiting += 1
-        asked_at, begun = time.monotonic(), Future[None]()
-        reading = self._threads.submit(self._begin, grammar, begun)
-        reading.add_done_callback(lambda done: self._left(asked_at, not done.cancelled()))
+        asked_at = time.monotonic()
         try:
-            await asyncio.wait_for(asyncio.wrap_future(begun), WAITING_S)
+            async with asyncio.timeout(WAITING_S):
+                await self._turns.turn(tenant_id)
         except TimeoutError:
             raise ServiceUnavailable(
                 "Others' grammars take long to be read. Please try again.", retry_after_s=1.0
             ) from None
-        finally:
-            if not begun.done() or begun.cancelled():
-                reading.cancel()
+        reading = self._turns.start(tenant_id, partial(self._counted, grammar, asked_at))
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(reading), self._settings.compile_s)
+            return await asyncio.wait_for(reading, self._settings.compile_s)
         except TimeoutError:
             return Fault(f"it could not be read within {self._settings.compile_s:g} s")
 
-    def _left(self, asked_at: float, is_read: bool) -> None:
-        with self._lock:
-            self._num_waiting -= 1
-            self.num_read += is_read
-            self.read_s += time.monotonic() - asked_at
-
-    def _remember(self, grammar: wire.Grammar, found: wire.Grammar | Fault, num_bytes: int) -> None:
-        if grammar in self._known:
+    def _remember(self, key: _Key, found: wire.Grammar | Fault, num_bytes: int) -> None:
+        if key in self._known:
             return
-        self._known[grammar] = found
+        self._known[key] = found
         self._num_known_bytes += num_bytes
         most, most_bytes = self._settings.max_known, self._settings.max_known_bytes
         while self._known and (len(self._known) > most or self._num_known_bytes > most_bytes):
-            gone, _ = self._known.popitem(last=False)
+            (_, gone), _ = self._known.popitem(last=False)
             self._num_known_bytes -= _num_bytes(gone)
 
     # On the thread
 
-    def _begin(self, grammar: wire.Grammar, begun: Future[None]) -> wire.Grammar | Fault:
-        if not begun.set_running_or_notify_cancel():
-            return Fault("nobody waits for it")
-        begun.set_result(None)
-        return self._read(grammar)
+    def _counted(self, grammar: wire.Grammar, asked_at: float) -> wire.Grammar | Fault:
+        try:
+            return self._read(grammar)
+        finally:
+            with self._lock:
+                self.num_read += 1
+                self.read_s += time.monotonic() - asked_at
 
     def _read(self, grammar: wire.Grammar) -> wire.Grammar | Fault:
         with self._lock:

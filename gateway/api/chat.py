@@ -95,9 +95,9 @@ async def prepared(
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
     asked = openai.asked_grammar(call)
-    content = None if asked is None else await gw.grammars.checked(asked)
+    content = None if asked is None else await gw.grammars.checked(asked, caller.tenant_id)
     tools = call.tooling()
-    held = None if tools is None else await held_of(gw, tools, content, text.tongue)
+    held = None if tools is None else await held_of(gw, caller.tenant_id, tools, content, text.tongue)
     if facts is None:
         facts = await loaded(gw, caller, call, noted)
     prompt = await _read(text, caller, call, tools, facts.max_model_tokens)
@@ -108,7 +108,7 @@ async def prepared(
     order = gw.dispatch.order(caller, call.service_tier, len(prompt), sampling.max_tokens, call.num_choices)
     priority = gw.dispatch.priority_of(order)
     is_thinking = text.is_thinking(prompt)
-    grammar = grammar_of(gw, held, content, is_thinking, text.tongue)
+    grammar = grammar_of(gw, caller.tenant_id, held, content, is_thinking, text.tongue)
     submit = wire.Submit(
         noted.request_id, prompt, sampling, call.num_choices, priority, salt, noted.traceparent, grammar=grammar
     )

@@ -63,7 +63,7 @@ async def prepared(
             return await elsewhere.completion(gw, request, caller, call, shaped, way, here)
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
-    grammar = await gw.grammars.checked(openai.asked_grammar(call))
+    grammar = await gw.grammars.checked(openai.asked_grammar(call), caller.tenant_id)
     if facts is None:
         facts = await loaded(gw, caller, call, noted)
     texts, (prompts, end_ids) = call.texts, await _prompts(caller, call, text, facts)

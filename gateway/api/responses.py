@@ -86,7 +86,7 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: Res
         given = named(given if call.conversation_id is None else unnamed(given), response_id)
         before = await items.before(gw, caller, call, len(given), remembered)
         said = expanded(gw.directory.secret, caller.tenant_id, before + given)
-        call = await strictly(gw, call)
+        call = await strictly(gw, caller.tenant_id, call)
         body = begun(call, response_id, int(time.time()), stores)
         tells = call.include_reasoning is not False
         events = Events(body, len(given), call.obfuscates, nests_errors=near is not None, tells_reasoning=tells)

@@ -211,7 +211,7 @@ def test_the_grammar_of_calls_that_is_remembered_is_the_one_that_would_be_made()
         held = Held(functions, chance.random() < 0.5, chance.random() < 0.5)
         content = chance.choice((None, wire.Grammar("choice", '["x"]', False)))
         is_thinking, tongue = chance.random() < 0.5, chance.choice(tongues)
-        found = grammar_of(gw, held, content, is_thinking, tongue)
+        found = grammar_of(gw, "grey", held, content, is_thinking, tongue)
         assert found == tongue.grammar(held, content, is_thinking)
-        assert found is grammar_of(gw, held, content, is_thinking, tongue), "it is made once"
+        assert found is grammar_of(gw, "grey", held, content, is_thinking, tongue), "it is made once"
     grammars.close()

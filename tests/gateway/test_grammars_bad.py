@@ -12,7 +12,7 @@ import pytest
 from gateway.errors import ServiceUnavailable
 from gateway.grammars import Grammars
 from gateway.openai import AskedGrammar, Malformed
-from gateway.schemas import fault_of, joined_fault, multiples_fault
+from gateway.schemas import Fault, fault_of, joined_fault, multiples_fault
 from policies import holding, wire
 from tests.builders import PATIENCE_S
 
@@ -204,6 +204,30 @@ async def test_what_waits_for_others_is_no_fault_and_not_remembered_as_one(monke
     monkeypatch.setattr("gateway.grammars.WAITING_S", PATIENCE_S)
     await asyncio.gather(before, return_exceptions=True)
     assert await grammars.checked(asked({"type": "string"})) is not None
+    grammars.close()
+
+
+async def test_a_tenants_many_grammars_are_not_before_anothers_one(monkeypatch):
+    grammars, read = Grammars(holding.Grammars(compile_s=PATIENCE_S, num_threads=1)), list[wire.Grammar]()
+    of_one = grammars._read
+
+    def noted(grammar: wire.Grammar) -> wire.Grammar | Fault:
+        read.append(grammar)
+        return of_one(grammar)
+
+    monkeypatch.setattr(grammars, "_read", noted)
+    many = [asyncio.create_task(grammars.checked(slow(number), "grey")) for number in range(4)]
+    await asyncio.sleep(0)
+    await asyncio.gather(grammars.checked(asked({"type": "string"}), "blue"), *many)
+    assert read.index(asked({"type": "string"}).grammar) < 3
+    grammars.close()
+
+
+async def test_what_is_known_of_a_tenants_grammar_makes_nobody_elses_faster():
+    grammars = Grammars()
+    for tenant_id in ("grey", "blue", "grey"):
+        await grammars.checked(asked({"type": "string"}), tenant_id)
+    assert (grammars.num_read, grammars.num_known_hits) == (2, 1)
     grammars.close()
 
 

@@ -13,10 +13,10 @@ from gateway.turns import Turns
 
 
 class Works:
-    """What is done on the one thread, in order; the first waits until it is let go."""
+    """What is done, in order; the first waits until it is let go."""
 
-    def __init__(self) -> None:
-        self.turns = Turns(1, "works", "too many")
+    def __init__(self, num_threads: int = 1) -> None:
+        self.turns = Turns(num_threads, "works", "too many")
         self.go, self.done = Event(), list[str]()
 
     def start(self, tenant_id: str, name: str) -> asyncio.Task[str]:
@@ -32,7 +32,7 @@ class Works:
 async def begun(works: Works) -> asyncio.Task[str]:
     first = works.start("grey", "first")
     await asyncio.sleep(0)
-    assert not works.turns._num_free
+    assert works.turns._own == {"grey": 1}
     return first
 
 
@@ -54,6 +54,17 @@ async def test_tenants_take_turns_however_many_one_of_them_has_waiting():
     assert await works.start("blue", "again") == "again"
 
 
+async def test_of_several_threads_one_tenant_leaves_one_to_others():
+    works = Works(num_threads=2)
+    first = await begun(works)
+    second, other = works.start("grey", "second"), works.start("blue", "other")
+    assert await other == "other"
+    assert await works.start("green", "third") == "third"
+    assert not second.done()
+    works.go.set()
+    assert await asyncio.gather(first, second) == ["first", "second"]
+
+
 async def test_who_leaves_has_no_turn_and_costs_nobody_theirs():
     works = Works()
     first = await begun(works)
@@ -71,6 +82,17 @@ async def test_who_leaves_has_no_turn_and_costs_nobody_theirs():
     assert await works.start("grey", "again") == "again"
     assert not works.turns._waiting
     assert not works.turns._num_waiting
+
+
+async def test_a_turn_whose_owner_is_just_leaving_is_the_next_ones():
+    turns = Works().turns
+    await turns.turn("grey")
+    gone, stays = asyncio.create_task(turns.turn("blue")), asyncio.create_task(turns.turn("blue"))
+    await asyncio.sleep(0)
+    gone.cancel()
+    turns._over("grey")
+    await stays
+    assert (turns._own, turns._num_free, turns._num_waiting, turns._waiting) == ({"blue": 1}, 0, 0, {})
 
 
 async def test_where_too_many_wait_those_are_refused_who_have_their_part(monkeypatch):
