@@ -147,6 +147,19 @@ def test_what_grammars_cost_is_counted_and_those_that_are_kept_have_a_bound(path
     assert min(stats.num_masks, stats.mask_s, stats.grammar_compile_s) > 0
 
 
+def test_a_grammar_that_one_salt_has_asked_for_is_not_there_for_another(guided):
+    one, other, again = (
+        wire.Submit(name, [5], Sampling(9), cache_salt=salt, grammar=wire.Grammar("regex", "[a-c]{9}"))
+        for name, salt in (("one", b"grey"), ("other", b"blue"), ("again", b"grey"))
+    )
+    grammars = Grammars(lambda: guided.vocabulary, VOCAB_SIZE, frozenset({EOS}), guided.executor, lambda: None)
+    grammars._prepare(one)
+    assert grammars.find(other) is None
+    assert grammars.find(again) is not None
+    grammars._prepare(other)
+    assert grammars.num_compiled == 2
+
+
 def test_the_step_loop_does_not_wait_for_a_vocabulary_that_is_read(guided):
     is_read, may_go_on = Event(), Event()
 

@@ -42,6 +42,8 @@ LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=MAX_LEXER_STATES)
 
 KEPT = KeptGrammars()
 
+_Key = tuple[bytes, wire.Grammar]
+"""With the salt of the prefixes: how soon an answer begins must not tell what others' answers are held to."""
 Guides = dict[int, Guide]
 """By the index of the sequence."""
 
@@ -89,7 +91,7 @@ class Grammars:
         self._counted: Counted | None = None
         self._ends: Ends | None = None
         self._masks = KeptMasks()
-        self._kept: OrderedDict[wire.Grammar, Future[_Compiled]] = OrderedDict()
+        self._kept: OrderedDict[_Key, Future[_Compiled]] = OrderedDict()
         self._num_kept_bytes = 0
         self._begun: dict[str, Future[Guides]] = {}
         self.num_compiled = self.num_hits = self.num_refused = 0
@@ -102,7 +104,7 @@ class Grammars:
         """Of a request whose grammar is there, and that begins here; None: ``begin``."""
         assert submit.grammar is not None
         with self._lock:
-            kept = self._kept.get(submit.grammar)
+            kept = self._kept.get((submit.cache_salt, submit.grammar))
             if (
                 kept is None
                 or not kept.done()
@@ -110,7 +112,7 @@ class Grammars:
                 or any(submit.emitted_token_ids.values())
             ):
                 return None
-            self._kept.move_to_end(submit.grammar)
+            self._kept.move_to_end((submit.cache_salt, submit.grammar))
             self.num_hits += 1
         compiled, max_tokens = kept.result(), submit.sampling.max_tokens
         if not compiled.needs_end(max_tokens):
@@ -151,7 +153,7 @@ class Grammars:
 
     def _prepare(self, submit: wire.Submit) -> Guides:
         assert submit.grammar is not None
-        compiled, max_tokens = self._compiled(submit.grammar), submit.sampling.max_tokens
+        compiled, max_tokens = self._compiled((submit.cache_salt, submit.grammar)), submit.sampling.max_tokens
         end = None
         reach = compiled.reach
         if reach is not None and reach.needs_end(max_tokens):
@@ -185,17 +187,18 @@ class Grammars:
         known = self._probes, compiled.places
         return Guide(trail, vocabulary, self._eos_token_ids, own_stops, in_time, *known, free_from)
 
-    def _compiled(self, grammar: wire.Grammar) -> _Compiled:
+    def _compiled(self, key: _Key) -> _Compiled:
         """Kept, or compiled now by whoever asks first."""
+        _, grammar = key
         with self._lock:
-            kept = self._kept.get(grammar)
+            kept = self._kept.get(key)
             if kept is None:
-                own = self._kept[grammar] = Future[_Compiled]()
+                own = self._kept[key] = Future[_Compiled]()
                 self._num_kept_bytes += _num_bytes(grammar)
                 while len(self._kept) > self._max_kept or (
                     self._num_kept_bytes > self._max_kept_bytes and len(self._kept) > 1
                 ):
-                    gone, _ = self._kept.popitem(last=False)
+                    (_, gone), _ = self._kept.popitem(last=False)
                     self._num_kept_bytes -= _num_bytes(gone)
         if kept is not None:
             return kept.result()
@@ -204,8 +207,8 @@ class Grammars:
         except BaseException as error:
             own.set_exception(error)
             with self._lock:
-                if self._kept.get(grammar) is own:
-                    del self._kept[grammar]
+                if self._kept.get(key) is own:
+                    del self._kept[key]
                     self._num_kept_bytes -= _num_bytes(grammar)
             raise
         own.set_result(compiled)
