@@ -79,8 +79,7 @@ class Speculation:
         self._latest = self._accounts[0]
         self._notes: dict[Sequence, Notes] = {}
         self._promising: set[Sequence] = set()
-        self._num_looks = 0
-        self.num_drafts = self.num_drafted_tokens = self.num_accepted_tokens = 0
+        self._num_looks = self.num_drafts = self.num_drafted_tokens = self.num_accepted_tokens = 0
         self.num_faults: Counter[str] = Counter()
         """Requests for which a drafter was switched off, by its name."""
 
