@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from fractions import Fraction
-from itertools import zip_longest
+from itertools import chain, product, zip_longest
 from typing import Any
 
 from policies.grammar import children_of, texts_left_out
@@ -24,7 +24,9 @@ MAX_JOINED = 10
 """Patterns that one text must match together. llguidance makes one automaton of them, and its time more than doubles
 with each: 19 took a second, 40 would have taken years, and nothing stops a thread."""
 _MAX_LOOKS = 1 << 18
-"""At parts, for patterns."""
+"""At parts, for patterns that are joined."""
+_MAX_CASES = 64
+"""Of what a value may be, by one of each of several anyOf."""
 _DEFINITION = re.compile(r"^[ \t]*[?!]*(_*[A-Za-z]\w*)(?:\[[^\]]*\])?[-.\d \t]*:", re.MULTILINE)
 """In Lark."""
 _NAME = re.compile(r"\w+")
@@ -45,12 +47,6 @@ KEYWORDS = frozenset({
     "discriminator", "example", "externalDocs", "xml",
 })  # fmt: skip
 """Of JSON Schema, 2020-12 and before. Which of them can be kept to, llguidance says."""
-_JOINING = frozenset(("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf"))
-_SAYING_NOTHING = frozenset({
-    "$anchor", "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description",
-    "discriminator", "example", "examples", "readOnly", "title", "type", "writeOnly",
-})  # fmt: skip
-"""Of texts, beside what joins."""
 
 
 _Path = tuple["_Path", str] | None
@@ -99,20 +95,26 @@ def multiples_fault(schema: Any) -> Fault | None:
 
 
 def joined_fault(schema: Any) -> Fault | None:
-    """None: no text has to match too many patterns at once, as parts are joined that hold of the same value. What is
-    joined inside of such parts is not looked for: all of their patterns count."""
-    if _num_patterns(schema, schema, [_MAX_LOOKS]) <= MAX_JOINED:
+    """None: no text has to match too many patterns at once. Parts are joined that hold of one value, beside each other
+    or by allOf and references, with one of each anyOf; and so is what they say of one property, or of one item."""
+    if len(_patterns_in(schema)) <= MAX_JOINED:
         return None  # as nearly always
-    num_left = [_MAX_LOOKS]
-    left: list[tuple[_Path, Any]] = [(None, schema)]
-    while left:
-        path, node = left.pop()
-        if isinstance(node, dict):
-            if _joins(node) and _num_patterns(schema, node, num_left) > MAX_JOINED:
-                return Fault(f"parts that hold together may have {MAX_JOINED} patterns in all", _written(path))
-            left += [((path, f".{word}"), child) for word, child in node.items()]
-        elif isinstance(node, list):
-            left += [((path, f"[{place}]"), child) for place, child in enumerate(node)]
+    looks = _Looks()
+    left: list[tuple[_Path, list[Any]]] = [(None, [schema])]
+    known = set[frozenset[int]]()
+    try:
+        while left:
+            path, group = left.pop()
+            together = frozenset(map(id, group))
+            if together in known:
+                continue
+            known.add(together)
+            for parts in _cases(schema, group, looks):
+                if len({part["pattern"] for part in parts if isinstance(part.get("pattern"), str)}) > MAX_JOINED:
+                    return Fault(f"parts that hold together may have {MAX_JOINED} patterns in all", _written(path))
+                left += [((path, step), inner) for step, inner in _inner(parts, looks) if inner]
+    except _TooMany:
+        return Fault(f"too many parts hold together for a schema that has more than {MAX_JOINED} patterns")
     return None
 
 
@@ -143,34 +145,98 @@ def conjunctions_fault(lark: str) -> Fault | None:
     return None
 
 
-def _joins(node: dict[str, Any]) -> bool:
-    """Several of its parts hold of one value."""
-    if not node.keys() & _JOINING:
-        return False
-    several = node.get("allOf")
-    return (isinstance(several, list) and len(several) > 1) or len(node.keys() - _SAYING_NOTHING) > 1
+class _TooMany(Exception):
+    pass
 
 
-def _num_patterns(root: Any, node: Any, num_left: list[int]) -> int:
-    """Different ones below it, and below what it refers to; more than are allowed where that is not found out in so
-    many looks."""
-    found, seen, left = set[str](), set[str](), [node]
-    while left and len(found) <= MAX_JOINED:
-        num_left[0] -= 1
-        if num_left[0] < 0:
-            return MAX_JOINED + 1
+class _Looks:
+    """At parts of a schema."""
+
+    def __init__(self) -> None:
+        self._num_left = _MAX_LOOKS
+
+    def take(self, num: int = 1) -> None:
+        """Raises _TooMany."""
+        self._num_left -= num
+        if self._num_left < 0:
+            raise _TooMany
+
+
+def _patterns_in(schema: Any) -> set[str]:
+    found, left = set[str](), [schema]
+    while left:
         each = left.pop()
-        if isinstance(each, dict):
-            pattern, reference = each.get("pattern"), each.get("$ref")
-            if isinstance(pattern, str):
-                found.add(pattern)
-            if isinstance(reference, str) and reference not in seen:
-                seen.add(reference)
-                # llguidance finds what is named otherwise, too.
-                with contextlib.suppress(LookupError):
-                    left.append(referred(root, reference))
+        if isinstance(each, dict) and isinstance(each.get("pattern"), str):
+            found.add(each["pattern"])
         left += children_of(each)
-    return len(found)
+    return found
+
+
+def _cases(root: Any, group: list[Any], looks: _Looks) -> Iterator[list[dict[str, Any]]]:
+    """The parts that hold of a value of which all of these hold, with one of each anyOf; with all, where these are
+    many. Raises _TooMany."""
+    left: list[tuple[list[Any], list[dict[str, Any]]]] = [(group, [])]
+    while left:
+        more, before = left.pop()
+        todo, parts, seen = list(more), list(before), set(map(id, before))
+        choices: list[list[Any]] = []
+        while todo:
+            looks.take()
+            part = todo.pop()
+            if not isinstance(part, dict) or id(part) in seen:
+                continue
+            seen.add(id(part))
+            parts.append(part)
+            todo += _list_in(part, "allOf")
+            # llguidance finds what is named otherwise, too.
+            with contextlib.suppress(LookupError):
+                todo.append(referred(root, part.get("$ref")))
+            choices += filter(None, (_list_in(part, word) for word in ("anyOf", "oneOf")))
+        if not choices:
+            yield parts
+        elif math.prod(map(len, choices)) > _MAX_CASES:
+            left.append((list(chain.from_iterable(choices)), parts))
+        else:
+            left += [(list(chosen), parts) for chosen in product(*choices)]
+
+
+def _inner(parts: list[dict[str, Any]], looks: _Looks) -> Iterator[tuple[str, list[Any]]]:
+    """By step: what parts that hold together say of a property, of an item, of names. Raises _TooMany."""
+    names = dict.fromkeys(name for part in parts for name in _map_in(part, "properties"))
+    looks.take(len(names) * len(parts))
+    for name in names:
+        yield f".properties.{name}", [child for part in parts for child in _of_property(part, name)]
+    for name in dict.fromkeys(name for part in parts for name in _map_in(part, "patternProperties")):
+        yield f".patternProperties.{name}", [_map_in(part, "patternProperties").get(name) for part in parts]
+    rows = [_list_in(part, "prefixItems") or _list_in(part, "items") for part in parts]
+    most = max(map(len, rows), default=0)
+    looks.take(most * len(parts))
+    rests = [each for part in parts if isinstance(each := part.get("items", part.get("additionalItems")), dict)]
+    for place in range(most):
+        yield f".prefixItems[{place}]", [row[place] for row in rows if place < len(row)] + rests
+    yield ".items", rests
+    for word in ("additionalProperties", "additionalItems", "contains", "propertyNames"):
+        yield f".{word}", [part[word] for part in parts if isinstance(part.get(word), dict)]
+
+
+def _of_property(part: dict[str, Any], name: str) -> Iterator[Any]:
+    """What it says of a property of this name; of patterns of names each may be one of it."""
+    own = _map_in(part, "properties")
+    if name in own:
+        yield own[name]
+    else:
+        yield from _map_in(part, "patternProperties").values()
+        yield part.get("additionalProperties")
+
+
+def _list_in(part: dict[str, Any], word: str) -> list[Any]:
+    found = part.get(word)
+    return found if isinstance(found, list) else []
+
+
+def _map_in(part: dict[str, Any], word: str) -> dict[str, Any]:
+    found = part.get(word)
+    return found if isinstance(found, dict) else {}
 
 
 def schemas_in(source: str) -> Iterator[Any]:

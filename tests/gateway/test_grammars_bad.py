@@ -139,10 +139,14 @@ MANY = [pattern(number) for number in range(40)]
     ("schema", "path"),
     [
         ({"properties": {"a": {"type": "string", "allOf": MANY}}}, ".properties.a"),
-        ({"allOf": [{"properties": {"a": each}} for each in MANY]}, ""),
+        ({"allOf": [{"properties": {"a": each}} for each in MANY]}, ".properties.a"),
         (reduce(lambda inner, each: {**each, "anyOf": [inner]}, MANY, {"type": "string"}), ""),
-        (chain(40), ".$defs.p29"),
-        ({"properties": {f"k{i}": {"$ref": "#/$defs/n", "not": {}} for i in range(1000)}, "$defs": {"n": MANY}}, ""),
+        (chain(40), ""),
+        ({"properties": {f"k{i}": {"$ref": "#/$defs/n"} for i in range(9)}, "$defs": {"n": {"allOf": MANY}}}, ".prop"),
+        ({"allOf": [{"items": each} for each in MANY]}, ".items"),
+        ({"allOf": [{"prefixItems": [{}, each]} for each in MANY]}, ".prefixItems[1]"),
+        ({"allOf": [{"properties": {"a": {}}}, *({"additionalProperties": each} for each in MANY)]}, ".additional"),
+        ({"allOf": [{"anyOf": [MANY[0], {"pattern": f"{number}"}]} for number in range(40)]}, ""),
     ],
 )
 def test_patterns_that_a_text_must_match_together_are_few(schema, path):
@@ -156,9 +160,21 @@ async def test_patterns_apart_from_each_other_may_be_many(grammars):
     apart = {"$ref": "#/$defs/c", "description": "one of them"}
     some = {"properties": {f"p{i}": each for i, each in enumerate(MANY)}, "$defs": {"c": MANY[0]}}
     one_of = [{"type": "object", "properties": {"t": {"type": "string", **each}}} for each in MANY]
-    for schema in (some, {"type": "object", "properties": {"a": apart}, **some}, {"anyOf": one_of, "title": "t"}):
+    inherited = {"allOf": [some, {"properties": {"more": MANY[1]}}, {"required": ["p0"], "anyOf": one_of}], **some}
+    several = {"allOf": [{"anyOf": [MANY[2 * at], MANY[2 * at + 1]]} for at in range(6)]}
+    linked = {"$ref": "#/$defs/n", "$defs": {"n": {**some, "properties": {**some["properties"], "n": {"$ref": "#"}}}}}
+    for schema in (
+        some,
+        {"type": "object", "properties": {"a": apart}, **some},
+        {"anyOf": one_of, "title": "t"},
+        {**some, "allOf": [{"required": ["p0"]}, {"type": "object"}]},
+        inherited,
+        several,
+        linked,
+    ):
         assert joined_fault(schema) is None
-    assert joined_fault({**some, "allOf": [{"required": ["p0"]}, {"type": "object"}]}) is not None
+    wide = {"allOf": [{"properties": {f"p{i}": {} for i in range(600)}} for _ in range(600)], "$defs": {"c": one_of}}
+    assert "too many parts" in str(joined_fault(wide))
     assert await grammars.checked(asked({"type": "string", "allOf": [{"pattern": "^a"}, {"pattern": "b$"}]}))
 
 
