@@ -313,13 +313,16 @@ async def test_a_collector_that_hangs_costs_spans_and_no_request(open_front, col
 
 
 @pytest.mark.parametrize(
-    ("opened", "turned_away"),
-    [(collectors.by_grpc, "UNAUTHENTICATED: no key"), (collectors.by_http, "401 Unauthorized")],
+    ("protocol", "opened", "turned_away"),
+    [
+        ("grpc", collectors.by_grpc, "UNAUTHENTICATED: no key"),
+        ("http/protobuf", collectors.by_http, "401 Unauthorized"),
+    ],
 )
-async def test_what_a_collector_refuses_is_counted_and_why_is_told(open_front, caplog, opened, turned_away):
+async def test_what_a_collector_refuses_is_counted_and_why_is_told(open_front, caplog, protocol, opened, turned_away):
     with opened() as collector:
         collector.num_refused = 2
-        async with open_front(tracing=tracing(collector, sample_ratio=1.0)) as front:
+        async with open_front(tracing=tracing(collector, protocol=protocol, sample_ratio=1.0)) as front:
             headers, _ = await answered(front)
             spans = await collector.trace(headers["x-trace-id"])
             sender = front.gw.tracing.sender

@@ -13,7 +13,7 @@ ASK = {"model": "demo", "messages": HELLO}
 
 
 def tracing(collector, **others):
-    return settings.Tracing(endpoint=collector.endpoint, protocol="http/protobuf", **{"sample_ratio": 0.0, **others})
+    return settings.Tracing(endpoint=collector.endpoint, **{"protocol": "http/protobuf", "sample_ratio": 0.0, **others})
 
 
 async def answered(front, headers=None, **others):
