@@ -176,6 +176,26 @@ def test_a_period_is_of_the_calendar_in_utc(kind, at, starts, ends):
     assert period.ends_at == datetime(*ends, tzinfo=UTC).timestamp()
 
 
+def test_a_purse_with_nothing_set_aside_is_idle_and_means_something_for_a_day_longer_than_its_period():
+    rule = admission.budget_rule(POLICY.budget, "ten_1", PERIOD)
+    purse = admission.gauge_for(rule)
+    assert admission.is_idle(purse, 0)
+    assert isinstance(admission.take([rule], [purse], Ask("a", 0, 0, 1, 9_000), 0), Grant)
+    assert not admission.is_idle(purse, 0)
+    assert admission.settle([rule], [purse], "a", [], 0, 5_000, 10) == 5_000
+    assert admission.is_idle(purse, 10)
+    assert rule.keep_ms == 1000 * (PERIOD.ends_at - PERIOD.starts_at) + DAY_MS
+
+
+def test_who_needs_no_money_is_not_told_that_it_is_spent():
+    rules = every_rule()
+    gauges = gauges_of(rules)
+    gauges[-1].spent = 30_000
+    for number in range(4):
+        assert isinstance(admission.take(rules, gauges, Ask(f"{number}", 1, 1, 0, 0), 0), Grant)
+    assert rules[admission.take(rules, gauges, Ask("one too many", 1, 1, 0, 0), 0).rule].limit == "concurrent_requests"
+
+
 def test_each_share_of_a_budget_is_told_by_the_step_that_crosses_it():
     budget = Budget(Decimal("1"), "day", alerts_at=(1.0, 0.5, 0.8))
     steps = [0, 499_999, 500_000, 500_000, 900_000, 2_000_000]
@@ -196,3 +216,5 @@ def test_an_alert_told_twice_has_the_same_id_and_no_other_has_it():
     ]
     assert len(ids) == 8
     assert len(set(ids)) == 6
+    larger = Budget(Decimal("2"), "day", alerts_at=(0.5, 1.0))
+    assert not {alert.id for alert in admission.alerts(larger, "ten_1", PERIOD, 0, 2_000_000)} & set(ids)

@@ -262,6 +262,18 @@ def test_what_a_tenant_took_while_nobody_else_asked_costs_it_nothing_later():
     assert sorted(arrival for step in seen for arrival in step) == [1, 1, 1, 2, 2, 2]
 
 
+def test_a_step_without_a_prompt_of_a_tenants_forgives_it_nothing():
+    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-4)
+    turns = Turns()
+    both = {(0, b"flood"), (0, b"other")}
+    turns.begin(both)
+    turns.charge((0, b"flood"), 50_000, 0, costs)
+    owed = turns.served((0, b"flood"))
+    turns.begin({(0, b"other")})
+    turns.begin(both)
+    assert turns.served((0, b"flood")) == owed > turns.served((0, b"other"))
+
+
 def test_whoever_begins_to_ask_has_no_credit_from_those_who_stand_behind_a_more_important_class():
     costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-4)
     turns = Turns()
