@@ -13,7 +13,7 @@ import pytest
 from gateway import store
 from gateway.bootstrap import bootstrap
 from gateway.directory import Directory
-from gateway.errors import BudgetSpent
+from gateway.errors import BudgetSpent, RequestsLimited
 from gateway.ledger import writer_for
 from gateway.limits import Limits
 from gateway.limits.budgets import LOOK_S, Budgets
@@ -75,6 +75,16 @@ async def spent(limits, tenant_id):
 async def ask(limits, tenant_id):
     async with limits.admit(a_caller(POLICY, tenant_id), "demo", 1, 1, f"r{next(numbers)}") as ticket:
         ticket.settle(Usage(1, 0, 1))
+
+
+async def ask_in_vain(limits, tenant_id):
+    """Until Redis has heard what the last one cost, its money is only set aside."""
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(BudgetSpent):
+            while True:
+                with contextlib.suppress(RequestsLimited):
+                    await ask(limits, tenant_id)
+                await asyncio.sleep(0.01)
 
 
 async def test_a_restart_forgets_nothing_that_was_spent_in_the_period(rooms, clock):
@@ -172,8 +182,7 @@ async def test_a_redis_that_lost_everything_is_told_again_once_it_is_back(rooms,
                 clock.advance(LOOK_S)
         for _ in range(3):
             await ask(limits, tenant)
-        with pytest.raises(BudgetSpent):
-            await ask(limits, tenant)
+        await ask_in_vain(limits, tenant)
     await redis.close()
 
 
@@ -217,8 +226,7 @@ async def test_a_redis_that_lost_everything_while_nobody_asked_is_told_again(roo
             while await spent(limits, tenant) != 900:
                 clock.advance(LOOK_S)
         await ask(limits, tenant)
-        with pytest.raises(BudgetSpent):
-            await ask(limits, tenant)
+        await ask_in_vain(limits, tenant)
 
 
 @pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
