@@ -22,7 +22,7 @@ MAX_MULTIPLE = 1 << 17
 remainder, in half a kilobyte, and none of its bounds is about these. Round ones have few."""
 MAX_JOINED = 10
 """Patterns that one text must match together. llguidance makes one automaton of them, and its time more than doubles
-with each: 19 took a second, 40 would have taken years, and nothing stops a thread."""
+with each: 19 took a second, and nothing stops a thread."""
 _MAX_LOOKS = 1 << 18
 """At parts, for patterns that are joined."""
 _MAX_CASES = 64

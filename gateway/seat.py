@@ -123,14 +123,10 @@ class Seat:
 
     def candidate(self, flight: Flight) -> Candidate:
         """What speaks for sending it here."""
-        facts, index, digests = self.worker.facts, self._index, flight.digests
-        num_blocks = 0 if facts is None else index.match(digests)
+        num_blocks, num_matched_tokens = self._matched(flight)
+        num_sharing = self._index.num_expecting(flight.digests[num_blocks - 1]) if num_blocks else 0
         return Candidate(
-            num_blocks * (0 if facts is None else facts.block_size),
-            self.num_pending_tokens,
-            self.num_sequences,
-            self._num_given_tokens,
-            index.num_expecting(digests[num_blocks - 1]) if num_blocks else 0,
+            num_matched_tokens, self.num_pending_tokens, self.num_sequences, self._num_given_tokens, num_sharing
         )
 
     @property
@@ -193,7 +189,7 @@ class Seat:
         self.num_sequences += num_sequences
         num_missing_tokens = flight.num_known_tokens
         if flight.digests:
-            num_missing_tokens -= self._num_matched_tokens(flight)
+            num_missing_tokens -= self._matched(flight)[1]
             self._index.expect(flight.digests)
         flight.num_missing_tokens = num_missing_tokens
         flight.num_missing_pairs = pairs(num_missing_tokens, 0)
@@ -242,9 +238,11 @@ class Seat:
         pending = self.pending.times(1.0 / self.part) if self.num_pending_requests else NOTHING
         return prefill_s(self.pace, pending, num_prompt_tokens, is_beside_answers)
 
-    def _num_matched_tokens(self, flight: Flight) -> int:
+    def _matched(self, flight: Flight) -> tuple[int, int]:
+        """Blocks of its prompt that are there or about to be, and their tokens."""
         facts = self.worker.facts
-        return 0 if facts is None else self._index.match(flight.digests) * facts.block_size
+        num_blocks = 0 if facts is None else self._index.match(flight.digests)
+        return num_blocks, 0 if facts is None else num_blocks * facts.block_size
 
     def _part(self, stats: wire.Stats) -> float:
         """As many places fall free for us as we have of them, and at least our part."""
