@@ -24,9 +24,11 @@ from gateway.openai import AskedGrammar, Malformed
 from gateway.schemas import Fault, conjunctions_fault, fault_of, parts_of, schemas_in, unbounded_fault
 from gateway.turns import Turns
 from policies import holding, wire
-from policies.grammar import NotReadable, read_schema, spelled
+from policies.grammar import MAX_ITEMS, MAX_ROW_ITEMS, NotReadable, read_schema, spelled
 
 DEFAULTS = holding.Grammars()
+LIMITS = LLParserLimits(verbose_errors=False)
+OF_WRITTEN_RULES = LLParserLimits(verbose_errors=False, max_items_in_row=MAX_ROW_ITEMS, step_max_items=MAX_ITEMS)
 WAITING_S = 10.0
 """Until a thread is free for one."""
 FINDING_S = 1.0
@@ -191,17 +193,17 @@ class Grammars:
                 return fault
             for fault in filter(None, map(unbounded_fault, schemas_in(grammar.source))):
                 return Fault(f"it cannot be compiled: {fault}")
-        said = self._error(text)
+        said = self._error(text, OF_WRITTEN_RULES if grammar.has_written_rules else LIMITS)
         if not said or (grammar.kind == "lark" and _NO_SPECIALS in said):
             return grammar
         if grammar.kind == "json_schema":
             return _Finder(self._error, read_schema(grammar.source), grammar.is_strict).fault(said)
         return Fault(f"it cannot be compiled: {_line(said)}")
 
-    def _error(self, text: str) -> str:
+    def _error(self, text: str, limits: LLParserLimits = LIMITS) -> str:
         """Of compiling it and of its first mask; empty where it can be used."""
         assert self._vocabulary is not None
-        matcher = LLMatcher(self._vocabulary, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        matcher = LLMatcher(self._vocabulary, text, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()
         return matcher.get_error()

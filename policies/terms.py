@@ -76,6 +76,13 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     token and ``%json {...}`` a schema; a JSON list of strings."""
     is_strict: bool = False
     """Whatever ends it early, it is made to be whole by then."""
+    is_composed: bool = False
+    """Its rules are the gateway's own, but for those within ``%lark``; else somebody wrote them who asks."""
+
+    @property
+    def has_written_rules(self) -> bool:
+        """Of which nothing is known before they are followed."""
+        return self.kind == "lark" and (not self.is_composed or "%lark" in self.source)
 
 
 class Pooling(msgspec.Struct, frozen=True, array_like=True):

@@ -72,6 +72,13 @@ def refusal(submit: wire.Submit, runner: Able) -> wire.Failed | None:
     return None
 
 
+def crowded(submit: wire.Submit, num_waiting: int, max_waiting: int) -> wire.Failed | None:
+    """Why there is no place for it where so many sequences wait, and may."""
+    if len(submit.indices) + num_waiting <= max_waiting:
+        return None
+    return wire.Failed(submit.request_id, "overloaded", f"{num_waiting} sequences wait already")
+
+
 def _are_finite(*numbers: float | None) -> bool:
     return all(number is None or math.isfinite(number) for number in numbers)
 

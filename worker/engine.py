@@ -23,7 +23,7 @@ from policies.terms import FinishReason
 from worker import vectors
 from worker.account import Account
 from worker.adapters import Adapter
-from worker.admission import refusal
+from worker.admission import crowded, refusal
 from worker.blocks import Pool
 from worker.budget import Budget
 from worker.device import is_out_of_memory
@@ -81,6 +81,8 @@ class Engine:
         """Guess; to be switched off while it is learned what plain steps cost."""
         self.draining = False
         """Refuse what is new."""
+        self.rests = False
+        """Nothing can be computed before a guide is heard of, see worker.grammar.aside."""
 
     @property
     def has_work(self) -> bool:
@@ -144,6 +146,7 @@ class Engine:
         if before is not None and not (before.may_be_overtaken and self._may_overtake(before)):
             deltas, failed = self._land(before)
             before = None
+        deltas += [self._end(each, [], None, reason, self._now()) for each, reason in self._scheduler.ended_aside()]
         flight = None
         if self._requests:
             flight, before, moved, faults = self._launch(before)
@@ -165,7 +168,8 @@ class Engine:
         started_at = self._now()
         self._scheduler.limits = self._budget.limits
         batch = self._scheduler.schedule(started_at, self._costs)
-        assert batch or before is not None, "there is work, and none of it can be done"
+        self.rests = not batch and before is None
+        assert not self.rests or self._scheduler.num_held_up, "there is work, and none of it can be done"
         if not batch:
             return None, before, [], []
         sources = before.sources() if before is not None else {}
@@ -389,12 +393,8 @@ class Engine:
         return failed
 
     def _refusal(self, submit: wire.Submit) -> wire.Failed | None:
-        request_id, num_waiting = submit.request_id, len(self._scheduler.waiting)
         if self.draining:
-            return wire.Failed(request_id, "draining", "the worker takes no new requests")
-        if request_id in self._requests:
-            return wire.Failed(request_id, "invalid_request", "a request of this id is being answered")
-        impossible = refusal(submit, self._runner)
-        if impossible is None and len(submit.indices) + num_waiting > self.max_waiting:
-            return wire.Failed(request_id, "overloaded", f"{num_waiting} sequences wait already")
-        return impossible
+            return wire.Failed(submit.request_id, "draining", "the worker takes no new requests")
+        if submit.request_id in self._requests:
+            return wire.Failed(submit.request_id, "invalid_request", "a request of this id is being answered")
+        return refusal(submit, self._runner) or crowded(submit, len(self._scheduler.waiting), self.max_waiting)

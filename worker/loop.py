@@ -121,8 +121,9 @@ class Loop:
 
     def _patience(self, drained_at: float | None) -> float | None:
         """Seconds to wait for something to happen; None: for ever."""
-        is_drained = self._engine.draining and not self._boarding.has_waiting
-        if self._engine.has_work or self._stopped or (is_drained and drained_at is None):
+        engine = self._engine
+        is_drained = engine.draining and not self._boarding.has_waiting and not engine.has_work
+        if (engine.has_work and not engine.rests) or self._stopped or (is_drained and drained_at is None):
             return 0.0
         if not self._channels:
             return None

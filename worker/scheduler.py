@@ -8,14 +8,16 @@ earlier one has filled.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from operator import attrgetter
 from typing import Any
 
 from policies import batching
 from policies.batching import Limits, Plan, Turns, party_of, raised
 from policies.costs import StepCosts
+from policies.terms import FinishReason
 from worker.blocks import Pool
 from worker.claims import Claims, followers, num_slots
 from worker.sequence import Sequence
@@ -24,6 +26,8 @@ from worker.windows import Apart, Windows
 
 AGE_EVERY_S = 1.0
 """How often it is looked whether somebody has waited too long."""
+
+NOBODY: Set[Sequence] = frozenset()
 
 _place = attrgetter("place")
 
@@ -57,6 +61,10 @@ class Scheduler:
         self._pool = pool
         self.limits = limits
         self._by_arrival: dict[int, Sequence] = {}
+        self._aside: set[Sequence] = set()
+        """Those that may be held up by their guides, and lie still meanwhile where they are."""
+        self.num_held_up = 0
+        """Of the last step."""
         self._windows = Windows(apart, pool, block_size)
         self._tables = Tables(pool, self._windows, block_size, window, copy_block)
         self._claims = Claims(pool, self._windows, block_size, self._catch_up)
@@ -66,12 +74,15 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """To the waiting ones."""
         self._by_arrival[sequence.arrival] = sequence
+        if sequence.guide is not None and sequence.guide.is_aside:
+            self._aside.add(sequence)
         insort(self.waiting, sequence, key=_place)
 
     def remove(self, sequence: Sequence, now: float) -> None:
         """It has ended, however: its blocks are available at once."""
         sequence.has_ended = True
         del self._by_arrival[sequence.arrival]
+        self._aside.discard(sequence)
         if sequence.block_ids:
             self._take_from(self.running, sequence)
             self._tables.release(sequence, now)
@@ -90,14 +101,17 @@ class Scheduler:
         alone. ``costs`` as for batching.plan."""
         if now >= self._ages_at:
             self._age(now)
+        held_up = {sequence for sequence in self._aside if sequence.is_held_up} if self._aside else NOBODY
+        self.num_held_up = len(held_up)
         if self.waiting or not self._claims.are_plain(self.running, self.limits):
-            return self._planned(now, costs)
+            return self._planned(now, costs, held_up)
         self.num_paused = 0
-        for sequence in self.running:
+        running = [each for each in self.running if each not in held_up] if held_up else self.running
+        for sequence in running:
             self._windows.hold(sequence, 1)
-        return [(sequence, 1) for sequence in self.running]
+        return [(sequence, 1) for sequence in running]
 
-    def _planned(self, now: float, costs: StepCosts | None) -> list[tuple[Sequence, int]]:
+    def _planned(self, now: float, costs: StepCosts | None, held_up: Set[Sequence]) -> list[tuple[Sequence, int]]:
         of_running, running, waiting = self._claims.of_running, self.running, self.waiting
         self._claims.begin(self.limits)
         claims = [of_running(sequence) for sequence in running]
@@ -111,13 +125,16 @@ class Scheduler:
             self.limits,
             claim=self._claims.of_waiting,
             freed=lambda order: self._claims.freed(running, order),
-            due=lambda index: running[index].token_due_at,
+            # Nobody hurries for one that could not go on.
+            due=lambda index: math.inf if running[index] in held_up else running[index].token_due_at,
             costs=costs,
             turns=self._turns,
             now=now,
         )
         self._carry_out(plan, now)
         grants = [(self._by_arrival[arrival], num_tokens) for arrival, num_tokens in plan.grants]
+        if held_up:
+            grants = [(each, num) for each, num in grants if each not in held_up or num < each.num_pending]
         self._take_tails(grants, now)
         self.num_paused = len(plan.paused)
         for sequence, num_tokens in grants:
@@ -178,6 +195,12 @@ class Scheduler:
         if sequence.request.leader is sequence:
             sequence.request.leader = None
         insort(self.waiting, sequence, key=_place)
+
+    def ended_aside(self) -> list[tuple[Sequence, FinishReason]]:
+        """Of those that their guides held up, those of which it is known now that nothing can be added, and how they
+        ended."""
+        heard = [each for each in self._aside if each.has_output and not each.is_held_up] if self._aside else ()
+        return [(each, reason) for each in heard if (reason := each.ending()) is not None]
 
     def counts(self) -> dict[str, Any]:
         """What a worker's ``Stats`` say of it, by field."""

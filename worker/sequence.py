@@ -227,6 +227,12 @@ class Sequence:
         """Behind so many more tokens its next one follows, and all before it are known."""
         return self.num_computed + num_tokens == len(self.token_ids) == self.num_known
 
+    @property
+    def is_held_up(self) -> bool:
+        """Its next token cannot be drawn yet; of one whose guide is followed aside."""
+        guide = self.guide
+        return self.num_known < len(self.token_ids) or (guide is not None and guide.is_late)
+
     def num_draftable(self, token_ids: list[int]) -> int:
         """How many of these may be verified in one step: what its grammar forbids is wrong already, and where it must
         see to its end, tokens are looked at one by one."""

@@ -135,6 +135,6 @@ async def _text(gw: Gateway, tenant_id: str, grammar: wire.Grammar, path: str, t
         raise openai.Malformed(
             f"Invalid '{path}': this model writes it inside of a JSON string, where {error}", path, "unsupported_value"
         ) from None
-    whole = wire.Grammar("lark", "\n".join(["start: text", *rules]) + "\n")
+    whole = wire.Grammar("lark", "\n".join(["start: text", *rules]) + "\n", is_composed=True)
     await gw.grammars.checked(openai.AskedGrammar(whole, path), tenant_id)
     return found

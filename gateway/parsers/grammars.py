@@ -91,7 +91,7 @@ def grammar_of(
     elif thinking is not None:
         said = f"{_thought(words, thinking, is_thinking, rules)} ({said})"
     is_strict = (content is not None and content.is_strict) or has_strict
-    return wire.Grammar("lark", "\n".join([f"start: {said}", *rules]) + "\n", is_strict)
+    return wire.Grammar("lark", "\n".join([f"start: {said}", *rules]) + "\n", is_strict, is_composed=True)
 
 
 def _calls(words: Words, calls: Calls, held: Held) -> list[str]:

@@ -78,11 +78,12 @@ class Guided:
         cut=(),
         adapter: str = "",
         priority: int = 0,
+        is_composed: bool = False,
         **sampling,
     ) -> None:
         sampling = {"max_tokens": 100, "seed": 7, **sampling}
         prompt = [5 + (7 * place + len(request_id)) % 300 for place in range(12)]
-        grammar = wire.Grammar(kind, source, is_strict) if kind else None
+        grammar = wire.Grammar(kind, source, is_strict, is_composed) if kind else None
         asked = Sampling(**sampling)
         refused = self.boarding.add(
             wire.Submit(

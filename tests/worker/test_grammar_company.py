@@ -127,7 +127,9 @@ def test_a_model_thinks_before_what_it_is_held_to_and_calls_or_answers_as_it_lik
             grammar = tongue.grammar(held, content, is_thinking=False)
             assert grammar is not None
             assert grammar.is_strict
-            guided.submit(f"{name}{seed}", grammar.kind, grammar.source, max_tokens=150, seed=seed, temperature=1.3)
+            assert grammar.is_composed
+            asked = {"max_tokens": 150, "seed": seed, "temperature": 1.3, "is_composed": True}
+            guided.submit(f"{name}{seed}", grammar.kind, grammar.source, **asked)
     guided.run()
     guided.close()
     assert not guided.failures

@@ -146,7 +146,7 @@ def test_texts_of_any_format_end_in_time_in_an_answer_and_in_a_call(path, kind):
         if kind == "lark":
             source = f'start: "call" call "."\ncall: %json {source}\n'
         for seed in range(4):
-            guided.submit(f"{name} {seed}", kind, source, max_tokens=120 + 40 * seed, seed=seed)
+            guided.submit(f"{name} {seed}", kind, source, max_tokens=120 + 40 * seed, seed=seed, is_composed=True)
     guided.run()
     guided.close()
     assert not guided.failures
@@ -223,7 +223,8 @@ def test_an_answer_that_is_not_what_it_would_have_been_says_that_its_limit_did_i
     limits = (400, *range(2, 40, 3))
     for seed in range(12):
         for max_tokens in limits:
-            guided.submit(f"s{seed:02}-{max_tokens:03}", "lark", words, max_tokens=max_tokens, seed=seed)
+            asked = {"max_tokens": max_tokens, "seed": seed, "is_composed": True}
+            guided.submit(f"s{seed:02}-{max_tokens:03}", "lark", words, **asked)
         guided.run()
     guided.close()
     assert not guided.failures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from typing import ClassVar
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -40,6 +41,9 @@ class Guide:
         "stop_token_ids",
         "vocabulary",
     )
+
+    is_aside: ClassVar[bool] = False
+    """It is followed on a thread of its own, see worker.grammar.aside."""
 
     def __init__(
         self,
@@ -94,6 +98,11 @@ class Guide:
             return self.node.is_whole
         matcher = self.matcher
         return matcher.is_stopped() and not matcher.is_error()
+
+    @property
+    def is_late(self) -> bool:
+        """What may come behind its last token is not known yet, and not to be waited for."""
+        return False
 
     @property
     def is_cut(self) -> bool:

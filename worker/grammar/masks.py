@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from llguidance import LLExecutor
 
+from worker.grammar.aside import AsideGuide
 from worker.grammar.errors import GuideLost
 from worker.grammar.guide import Guide, first_line
 from worker.grammar.in_time import allow, allows_others
@@ -91,7 +92,7 @@ class MaskMaker:
         if self._num_spare <= 0:
             return
         self.settle()
-        asked = [each for each in sequences if each.guide is not None and not each.has_ended]
+        asked = [each for each in sequences if each.guide and not each.guide.is_aside and not each.has_ended]
         held = [self._held(each, each.guide) for each in asked if each.guide and self._known(each, each.guide) is None]
         held = [each for each in held if not each.is_tried]
         if held:
@@ -124,6 +125,7 @@ class MaskMaker:
         forced: dict[int, int] = {}
         drawn: list[tuple[int, Sequence, Guide]] = []
         held: list[_Held] = []
+        ending = set[int]()
         at = 0
         for sequence in sequences:
             guide = sequence.guide
@@ -137,6 +139,12 @@ class MaskMaker:
                 elif known is not None:
                     rows.append(at)
                     bits.append(known)
+                elif isinstance(guide, AsideGuide):
+                    mask, must_end = self._found(sequence, guide)
+                    rows.append(at)
+                    bits.append(mask)
+                    if must_end:
+                        ending.add(at)
                 else:
                     each = foreseen.get(sequence) or self._held(sequence, guide)
                     each.row = at
@@ -144,17 +152,30 @@ class MaskMaker:
                     each.num_left = num_left if guide.is_careful(num_left) else None
                     held.append(each)
             at += 1 + len(sequence.draft_token_ids)
-        ending = frozenset[int]()
         if held:
             asked = [each for each in held if not each.is_tried]
             self.fill(_rows_of([each for each in asked if each.sequence not in foreseen]))
-            ending = frozenset(each.row + nth for each in asked for nth in each.ending)
+            ending |= {each.row + nth for each in asked for nth in each.ending}
             rows += [each.row + nth for each in asked for nth in range(each.num_rows)]
             bits += [each.masks[nth] for each, nth in _rows_of(asked)]
             held = [each for each in held if each.is_tried or each.num_left is not None]
         if not (rows or forced or drawn or held):
             return None
-        return Masks(rows, bits, _Check(self, drawn, held) if drawn or held else None, ending, forced=forced)
+        return Masks(rows, bits, _Check(self, drawn, held) if drawn or held else None, frozenset(ending), forced=forced)
+
+    def _found(self, sequence: Sequence, guide: AsideGuide) -> tuple[Bits, bool]:
+        """Its mask, and whether it must end there though it is shorter than it should be. One that is late is in no
+        batch."""
+        found = guide.found
+        assert found is not None
+        words = found.words.copy()
+        must_end = False
+        if found.error:
+            words.fill(-1)
+            self.faults[sequence] = GuideLost(f"its grammar cannot be followed any further: {found.error}")
+        elif found.may_end:
+            must_end = _finish(sequence, guide, words, 0)
+        return Bits(words, words.ctypes.data), must_end
 
     def _known(self, sequence: Sequence, guide: Guide) -> Bits | None:
         """The mask of its next token, FORCED or UNMASKED; None: llguidance has to be asked, or an end looked for."""

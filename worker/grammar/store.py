@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -22,6 +23,7 @@ from policies.holding import KeptGrammars
 from policies.schemas import bound, patterns_of
 from policies.terms import Sampling
 from worker.grammar.ahead import look_ahead
+from worker.grammar.aside import Aside, AsideGuide, Rules
 from worker.grammar.closing import MAX_MASKS, Ends, find_end
 from worker.grammar.errors import NoVocabulary, Unguided
 from worker.grammar.guide import NEVER, PROBES, Guide, first_line
@@ -55,6 +57,8 @@ class _Compiled:
     vocabulary: LLTokenizer
     reach: Reach | None
     places: Places | None
+    rules: Rules | None = None
+    """Of one whose rules somebody wrote, which is followed aside."""
     end: list[int] | None = None
     """Of a strict one: tokens that are a whole answer."""
     is_searched: bool = False
@@ -80,6 +84,7 @@ class Grammars:
         self._max_kept, self._max_kept_bytes = kept.max_kept, kept.max_kept_bytes
         self._read, self._num_logits, self._eos_token_ids = read, num_logits, eos_token_ids
         self._executor, self._wake = executor, wake
+        self._aside = Aside(wake)
         self._lock = Lock()
         self._reading = Lock()
         """Of what takes up to seconds: the step loop never waits for this one."""
@@ -115,6 +120,8 @@ class Grammars:
             self._kept.move_to_end((submit.cache_salt, submit.grammar))
             self.num_hits += 1
         compiled, max_tokens = kept.result(), submit.sampling.max_tokens
+        if compiled.rules is not None and compiled.rules.lost:
+            return None
         if not compiled.needs_end(max_tokens):
             return self._guides(compiled, submit, None)
         is_long = compiled.end is not None and len(compiled.end) > max_tokens
@@ -122,7 +129,9 @@ class Grammars:
 
     def begin(self, submit: wire.Submit) -> None:
         """``turn`` will say what came of it."""
-        future = self._executor.submit(self._prepare, submit)
+        assert submit.grammar is not None
+        executor = self._aside if submit.grammar.has_written_rules else self._executor
+        future = executor.submit(partial(self._prepare, submit))
         self._begun[submit.request_id] = future
         future.add_done_callback(lambda done: self._wake())
 
@@ -154,6 +163,8 @@ class Grammars:
     def _prepare(self, submit: wire.Submit) -> Guides:
         assert submit.grammar is not None
         compiled, max_tokens = self._compiled((submit.cache_salt, submit.grammar)), submit.sampling.max_tokens
+        if compiled.rules is not None and compiled.rules.lost:
+            raise Unguided(f"the grammar cannot be followed: {compiled.rules.lost}")
         end = None
         reach = compiled.reach
         if reach is not None and reach.needs_end(max_tokens):
@@ -176,8 +187,10 @@ class Grammars:
         return {index: self._guide(compiled, submit.sampling, end) for index in submit.indices}
 
     def _guide(self, compiled: _Compiled, asked: Sampling, end: list[int] | None) -> Guide:
-        trail, vocabulary, reach = Trail(compiled.matcher.deep_copy()), compiled.vocabulary, compiled.reach
         own_stops = frozenset(asked.stop_token_ids)
+        if compiled.rules is not None:
+            return AsideGuide(compiled.rules, self._aside, self._eos_token_ids, own_stops)
+        trail, vocabulary, reach = Trail(compiled.matcher.deep_copy()), compiled.vocabulary, compiled.reach
         in_time = None
         if reach is not None:
             stops = self._eos_token_ids | own_stops
@@ -225,6 +238,10 @@ class Grammars:
             text = spelled(grammar)
         except NotReadable as error:
             raise Unguided(f"the grammar cannot be read: {error}") from None
+        if grammar.has_written_rules:
+            rules = Rules(vocabulary, text)
+            self._count(began_at)
+            return _Compiled(rules.matcher, vocabulary, None, None, rules)
         matcher = LLMatcher(vocabulary, text, log_level=0, limits=LIMITS)
         # What is too much for its bounds shows here, and not in the middle of everybody's step.
         tried = matcher.deep_copy()
@@ -238,10 +255,13 @@ class Grammars:
         if grammar.is_strict:
             expressions = read(patterns_of(schemas_of(grammar)))
             reach = Reach(self._ends_of(vocabulary), bound(grammar), expressions)
+        self._count(began_at)
+        return _Compiled(matcher, vocabulary, reach, places)
+
+    def _count(self, began_at: float) -> None:
         with self._lock:
             self.num_compiled += 1
             self.compile_s += time.monotonic() - began_at
-        return _Compiled(matcher, vocabulary, reach, places)
 
     def _tokens(self) -> LLTokenizer:
         with self._reading:

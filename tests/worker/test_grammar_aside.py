@@ -1,0 +1,207 @@
+"""Rules that somebody wrote: no step waits for them, and answers are what they would be if it did."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+
+from policies import wire
+from policies.terms import Sampling
+from tests.worker.guided import EOS, Guided, guided_model
+from tests.worker.peer import WorkerProcess
+from worker.grammar import aside
+
+SUMS = 'start: sum\nsum: term (("+" | "-") term)*\nterm: /[0-9]{1,3}/ | "(" sum ")"\n'
+PAIRS = 'start: pair pair\npair: "(" pair pair ")" | "[]"\n'
+"""Nothing can be added to one of these at its end."""
+
+
+def ambiguous(num_rules: int, before: str) -> str:
+    """Rules that make more of a letter than anybody can follow, behind some text."""
+    names = range(num_rules)
+    ways = " | ".join(f"a{name} s | s a{name}" for name in names)
+    return f'start: "{before}" s\ns: {ways} | "a"\n' + "".join(f'a{name}: /[a-z ]/ | ""\n' for name in names)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return guided_model(tmp_path_factory.mktemp("guided"))
+
+
+def is_sum(text: str) -> bool:
+    before = ""
+    while before != text:
+        before, text = text, re.sub(r"\(\d+([+-]\d+)*\)", "1", text)
+    return re.fullmatch(r"\d+([+-]\d+)*", text) is not None
+
+
+def is_pair(text: str) -> bool:
+    before = ""
+    while before != text:
+        before, text = text, text.replace("([][])", "[]")
+    return text == "[][]"
+
+
+class Blocked:
+    """The thread that follows rules, with something else to do until it is let go."""
+
+    def __init__(self, guided: Guided) -> None:
+        self._event = threading.Event()
+        guided.grammars._aside.submit(self._event.wait)
+
+    def let_go(self) -> None:
+        self._event.set()
+
+
+def answers_of(guided: Guided) -> dict[tuple[str, int], tuple[list[int], str]]:
+    return {name: (answer.token_ids, answer.reason) for name, answer in guided.answers.items()}
+
+
+def ask(guided: Guided) -> None:
+    for seed in range(4):
+        asked = {"seed": seed, "max_tokens": 40, "temperature": seed % 2, "top_p": 1 - seed / 10}
+        guided.submit(f"sums{seed}", "lark", SUMS, num=2, **asked)
+        guided.submit(f"pairs{seed}", "lark", PAIRS, **asked)
+        guided.submit(f"plain{seed}", "", "", **asked)
+
+
+def test_answers_are_of_the_language_and_the_same_however_late_their_masks_are(path):
+    prompt = Guided(path, deterministic=True)
+    ask(prompt)
+    prompt.run()
+    prompt.close()
+    assert not prompt.failures
+    late = Guided(path, deterministic=True)
+    late.grammars._aside.wait = lambda future: None
+    ask(late)
+    num_held_up = num_steps = 0
+    while late.boarding.has_waiting or late.engine.has_work:
+        blocked = Blocked(late) if num_steps % 3 == 0 else None
+        late.step()
+        num_held_up += late.engine._scheduler.num_held_up
+        num_steps += 1
+        if blocked is not None:
+            late.step()
+            blocked.let_go()
+    late.engine.audit()
+    late.close()
+    assert num_held_up > 50
+    assert answers_of(late) == answers_of(prompt)
+    for (name, _), answer in prompt.answers.items():
+        if not name.startswith("plain") and answer.reason == "stop":
+            assert is_sum(answer.text) if name.startswith("sums") else is_pair(answer.text), answer.text
+    assert sum(answer.reason == "stop" for (name, _), answer in prompt.answers.items() if name.startswith("pairs")) > 1
+
+
+def test_others_go_on_while_a_mask_is_not_there(path):
+    guided = Guided(path)
+    guided.submit("slow", "lark", SUMS, max_tokens=20)
+    while not guided.engine.has_work:
+        guided.step()
+    blocked = Blocked(guided)
+    guided.submit("plain", "", "", max_tokens=60, ignore_eos=True)
+    while not (plain := guided.answers.get(("plain", 0))) or not plain.reason:
+        guided.step()
+    # What was found before the thread was blocked is drawn, and no more.
+    assert len(guided.answers["slow", 0].token_ids) <= 3
+    guided.step()
+    assert guided.engine.rests
+    assert guided.engine.cancel("slow")[0].finish.reason == "cancelled"
+    guided.submit("again", "lark", SUMS, max_tokens=20)
+    blocked.let_go()
+    guided.run()
+    assert not guided.engine.rests or not guided.engine.has_work
+    assert len(guided.answers["again", 0].token_ids) > 1
+    guided.close()
+
+
+def test_who_loses_its_blocks_while_it_is_late_goes_on(path):
+    guided = Guided(path, deterministic=True)
+    for seed in range(6):
+        guided.submit(f"s{seed}", "lark", SUMS, seed=seed, max_tokens=60, min_tokens=50)
+    guided.run()
+    guided.close()
+    scarce = Guided(path, deterministic=True, max_kv_bytes=100_000, max_model_tokens=128)
+    scarce.grammars._aside.wait = lambda future: None
+    for seed in range(6):
+        scarce.submit(f"s{seed}", "lark", SUMS, seed=seed, max_tokens=60, min_tokens=50, priority=5 - seed)
+    for seed in range(8):
+        scarce.submit(f"plain{seed}", "", "", seed=seed, max_tokens=80, ignore_eos=True)
+    scarce.run()
+    scarce.close()
+    stats = scarce.engine.stats()
+    assert stats.num_preemptions + stats.num_tail_frees > 0
+    assert not scarce.failures
+    told = answers_of(scarce)
+    assert {name: told[name] for name in told if name[0].startswith("s")} == answers_of(guided)
+
+
+def test_answers_go_on_from_what_another_worker_wrote(path):
+    guided = Guided(path, deterministic=True)
+    guided.submit("whole", "lark", SUMS, seed=3, max_tokens=30, min_tokens=20)
+    guided.run()
+    whole = guided.answers["whole", 0]
+    for num in (1, 5, 17):
+        guided.submit(f"more{num:02}", "lark", SUMS, seed=3, max_tokens=30, emitted={0: whole.token_ids[:num]})
+    guided.submit("wrong", "lark", SUMS, emitted={0: [EOS + 1, EOS + 1]})
+    guided.run()
+    for num in (1, 5, 17):
+        assert not guided.failures.get(f"more{num:02}")
+        text = guided.answers[f"more{num:02}", 0].text
+        assert set(text) <= set("0123456789+-()")
+        assert guided.answers[f"more{num:02}", 0].token_ids
+    assert "no beginning" in guided.failures["wrong"].reason
+    guided.close()
+
+
+def test_a_token_that_takes_too_long_is_the_last_one_of_its_rules(path, monkeypatch):
+    guided = Guided(path)
+    for name in ("first", "second"):
+        guided.submit(name, "lark", SUMS, max_tokens=200, min_tokens=150)
+    while len(guided.answers) < 2:
+        guided.step()
+    monkeypatch.setattr(aside, "MAX_TOKEN_S", 0.0)
+    guided.submit("plain", "", "", max_tokens=30, ignore_eos=True)
+    guided.run()
+    monkeypatch.undo()
+    for name in ("first", "second"):
+        failure = guided.failures[name]
+        assert failure.code == "invalid_request"
+        assert "its grammar cannot be followed any further: one token takes" in failure.reason
+    assert len(guided.answers["plain", 0].token_ids) == 30
+    guided.submit("third", "lark", SUMS)
+    guided.submit("other", "lark", PAIRS)
+    guided.run()
+    assert "the grammar cannot be followed: one token takes" in guided.failures["third"].reason
+    assert guided.answers["other", 0].token_ids
+    guided.close()
+
+
+def test_rules_whose_first_mask_takes_too_long_are_refused(path, monkeypatch):
+    guided = Guided(path)
+    monkeypatch.setattr(aside, "MAX_TOKEN_S", 0.0)
+    guided.submit("slow", "lark", SUMS)
+    guided.run()
+    assert "the grammar cannot be compiled: one token takes" in guided.failures["slow"].reason
+    guided.close()
+
+
+def test_a_worker_serves_others_while_it_is_at_rules_that_nobody_can_follow(path):
+    with WorkerProcess(path) as worker, worker.connect() as gateway:
+        prompt = list(range(5, 17))
+        # What may follow the z takes long to find out.
+        gateway.send(wire.Submit("slow", prompt, Sampling(50), grammar=wire.Grammar("lark", ambiguous(80, "qz"))))
+        while len(gateway.answers.get(("slow", 0), [])) < 2:
+            assert gateway.message() is not None
+        gateway.submit("plain0", prompt)
+        num = 0
+        while not isinstance(message := gateway.message(), wire.Failed):
+            assert message is not None
+            if (f"plain{num}", 0) in gateway.finishes:
+                num += 1
+                gateway.submit(f"plain{num}", prompt)
+        assert message.request_id == "slow"
+        assert "cannot be followed any further" in message.reason
+        assert num > 5
