@@ -189,6 +189,8 @@ def add_headers(request: BaseRequest, response: web.StreamResponse) -> None:
     headers[_VERSION] = API_VERSION
     headers[hdrs.SERVER] = SERVER
     headers.update(noted.also)
+    if request.version != HttpVersion11 and response.content_length is None:
+        response.force_close()  # nothing but the connection's end tells an old client that it is over
 
 
 class Whole(web.StreamResponse):

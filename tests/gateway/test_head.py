@@ -15,14 +15,14 @@ from tests.gateway.conftest import HELLO, KEY, PATIENCE_S
 CALL = msgspec.json.encode({"model": "demo", "messages": HELLO})
 
 
-def request(version: str, *headers: str) -> bytes:
+def request(version: str, *headers: str, call: bytes = CALL) -> bytes:
     lines = [
         f"POST /v1/chat/completions HTTP/{version}",
         *("Host: penstock", f"Authorization: Bearer {KEY}", "Content-Type: application/json"),
-        f"Content-Length: {len(CALL)}",
+        f"Content-Length: {len(call)}",
         *headers,
     ]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + CALL
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + call
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[str, dict[str, str], dict[str, object]]:
@@ -74,6 +74,25 @@ async def test_a_whole_answer_says_the_same_on_every_kind_of_connection(front, v
         writer.close()
         with suppress(ConnectionError):
             await writer.wait_closed()
+
+
+@pytest.mark.parametrize("asks", [(), ("Connection: keep-alive",)])
+async def test_a_stream_to_an_old_client_ends_with_its_connection(front, asks):
+    call = msgspec.json.encode({"model": "demo", "messages": HELLO, "stream": True})
+    address = urlsplit(front.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        writer.write(request("1.0", *asks, call=call))
+        front.peer.say(await front.peer.submitted(), [3], "stop")
+        async with asyncio.timeout(PATIENCE_S):
+            head, _, events = (await reader.read()).partition(b"\r\n\r\n")
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+    assert head.startswith(b"HTTP/1.0 200 OK")
+    assert b"keep-alive" not in head.lower()
+    assert events.endswith(b"data: [DONE]\n\n")
 
 
 async def test_requests_sent_without_waiting_are_answered_in_their_order(front):
