@@ -18,6 +18,7 @@ import msgspec
 import openai
 import pytest
 
+from gateway.api.request import PIECE_BYTES
 from gateway.files import Files
 from gateway.openai import FileBody
 from policies import settings
@@ -236,6 +237,36 @@ async def test_a_client_that_says_no_more_leaves_nothing(open_front):
         async with front.http.post(f"{front.url}/v1/files", data=half_a_form(), headers=FORM) as answer:
             assert (answer.status, (await answer.json())["error"]["code"]) == (408, "request_timeout")
         await until(lambda: not names(front))
+
+
+@pytest.mark.parametrize("opened", ['name="file"; filename="a"', 'name="purpose"'])
+async def test_a_client_that_says_next_to_nothing_keeps_no_place(open_front, opened):
+    async def trickling():
+        yield b"--x\r\nContent-Disposition: form-data; " + opened.encode() + b"\r\n\r\n"
+        while True:
+            yield b"x" * 8  # more than the boundary, without which aiohttp would not look at it
+            await asyncio.sleep(0.01)  # the clock of the other end is real
+
+    async with open_front(server=settings.Server(stall_s=0.3)) as front:
+        async with front.http.post(f"{front.url}/v1/files", data=trickling(), headers=FORM) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (408, "request_timeout")
+        await until(lambda: not names(front))
+
+
+async def test_a_form_that_keeps_coming_is_waited_for(open_front):
+    async def steady():
+        yield b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n'
+        yield b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        for _ in range(10):
+            yield b"x" * PIECE_BYTES
+            await asyncio.sleep(0.1)  # the clock of the other end is real
+        yield b"\r\n--x--\r\n"
+
+    async with (
+        open_front(server=settings.Server(stall_s=0.5)) as front,
+        front.http.post(f"{front.url}/v1/files", data=steady(), headers=FORM) as answer,
+    ):
+        assert (answer.status, (await answer.json())["bytes"]) == (200, 10 * PIECE_BYTES)
 
 
 async def test_a_client_that_hangs_up_leaves_nothing(front):
