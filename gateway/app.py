@@ -339,6 +339,7 @@ async def answering(gw: Gateway, house_doors: Doors, sockets: Sequence[socket.so
     gw.sockets.answer = entrance.answer
     server.__class__ = Server if gw.tracing is None else TimedServer
     cast(Server, server).stall_s = gw.settings.server.stall_s
+    house_doors.is_sending = cast(Server, server).is_sending
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(runner.cleanup)
         if certificate is not None:

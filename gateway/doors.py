@@ -7,7 +7,7 @@ import contextlib
 import errno
 import signal
 import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from policies.settings import Server
@@ -16,6 +16,8 @@ BACKLOG = 1024
 """Connections that may wait to be accepted."""
 MAX_CODES = 200
 """Of errors that are counted by themselves: some are other servers'."""
+LOOK_S = 0.05
+"""Between two looks whether answers are still being sent."""
 
 
 class DoorsError(Exception):
@@ -31,6 +33,8 @@ class Doors:
         """Answers since start, by status."""
         self.refused: dict[str, int] = {}
         """Those that were errors, by code."""
+        self.is_sending: Callable[[], bool] = lambda: False
+        """Whether anybody who has left has still to be sent some of an answer; whoever sends them says so."""
         self._closed = False
         self._left = asyncio.Event()
 
@@ -84,8 +88,10 @@ class Doors:
             self._left.set()
 
     async def all_left(self) -> None:
-        """Until the last request that was inside at ``close`` has left."""
+        """Until the last request that was inside at ``close`` has left, with all of its answer."""
         await self._left.wait()
+        while self.is_sending():  # noqa: ASYNC110 (a socket that is empty tells nobody)
+            await asyncio.sleep(LOOK_S)
 
 
 class Stop:

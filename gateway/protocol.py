@@ -45,6 +45,15 @@ class Protocol(web.RequestHandler):
         if self._reading_paused:
             super().resume_reading(resume_parser)
 
+    @property
+    def is_sending(self) -> bool:
+        """Whoever answered is done, and some of the answer is here yet: a file of which its client reads on, a body
+        longer than the kernel takes at once, the last that a slow reader has of a stream."""
+        transport = self.transport
+        if transport is None or self._current_request is not None:
+            return False
+        return self._request_in_progress or transport.get_write_buffer_size() > 0
+
     async def _drain_helper(self) -> None:
         """See BaseProtocol, which waits for a client that reads nothing as long as that stays connected, and for which
         one cannot wait twice."""
@@ -122,6 +131,10 @@ class Server(web.Server):
 
     stall_s: float
     """How long a client may read nothing; whoever makes a server sets it."""
+
+    def is_sending(self) -> bool:
+        """Whether any of its connections is."""
+        return any(isinstance(connection, Protocol) and connection.is_sending for connection in self.connections)
 
     def __call__(self) -> web.RequestHandler:
         connection = super().__call__()

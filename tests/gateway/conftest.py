@@ -45,6 +45,7 @@ class Front:
     http: aiohttp.ClientSession
     client: openai.AsyncOpenAI
     data_dir: Path
+    doors: doors.Doors
 
     @property
     def text(self) -> Text:
@@ -134,12 +135,12 @@ def open_front(tmp_path: Path, data_dir: Path) -> OpenFront:
             **sections,
         )
         environ = {"PENSTOCK_API_KEY": KEY, "PENSTOCK_ADMIN_KEY": ADMIN_KEY, **(environ or {})}
-        (bound, *_) = doors.listen(server)
+        (bound, *_), house_doors = doors.listen(server), doors.Doors()
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(bound)
             if send_buffer_bytes is not None:  # accepted connections inherit it
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
-            gw = await stack.enter_async_context(app.opened(config, environ, lambda line: None, doors.Doors(), [bound]))
+            gw = await stack.enter_async_context(app.opened(config, environ, lambda line: None, house_doors, [bound]))
             async with asyncio.timeout(PATIENCE_S):
                 await gw.dispatch.until_ready()
             url = doors.url_of(server, bound)
@@ -153,7 +154,7 @@ def open_front(tmp_path: Path, data_dir: Path) -> OpenFront:
             )
             stack.push_async_callback(client.close)
             stack.push_async_callback(peer.close)
-            yield Front(url, gw, peer, http, client, data_dir)
+            yield Front(url, gw, peer, http, client, data_dir, house_doors)
 
     return open_it
 

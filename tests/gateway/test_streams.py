@@ -9,7 +9,7 @@ import msgspec
 import openai
 import pytest
 
-from gateway import reply
+from gateway import app, reply
 from policies import settings, wire
 from tests.builders import PATIENCE_S, until
 from tests.gateway.conftest import HELLO, KEY, Front
@@ -19,15 +19,20 @@ KERNEL_BYTES = 4096
 SMALL = settings.Server(max_stream_buffer_bytes=10_000)
 
 
-async def ask(front: Front, stream: bool = True) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Asks for a stream, or for a body, and reads nothing of it yet."""
+async def connected(front: Front) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A client that takes next to nothing that it does not read."""
     host, port = front.url.removeprefix("http://").split(":")
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL_BYTES)
     connection.setblocking(False)
     await asyncio.get_running_loop().sock_connect(connection, (host, int(port)))
     # With so low a limit asyncio takes next to nothing that was not asked for.
-    reader, writer = await asyncio.open_connection(sock=connection, limit=1)
+    return await asyncio.open_connection(sock=connection, limit=1)
+
+
+async def ask(front: Front, stream: bool = True) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Asks for a stream, or for a body, and reads nothing of it yet."""
+    reader, writer = await connected(front)
     body = msgspec.json.encode({"model": "demo", "messages": HELLO, "stream": stream})
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
     writer.write(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
@@ -100,6 +105,42 @@ async def test_a_body_of_which_nothing_is_read_is_given_up(open_front):
 def num_connections() -> int:
     """That the gateway has, as far as it looks after them."""
     return [task.get_coro().__qualname__ for task in asyncio.all_tasks()].count("RequestHandler.start")
+
+
+@pytest.mark.parametrize("what", ["stream", "body", "file"])
+async def test_a_stop_waits_for_whoever_has_not_read_all_of_an_answer_yet(open_front, what):
+    server, ledger = settings.Server(max_stream_buffer_bytes=1 << 22), settings.Ledger(mark_tokens=100_000)
+    async with open_front(server=server, ledger=ledger, send_buffer_bytes=KERNEL_BYTES) as front:
+        if what == "file":
+            made = await front.client.files.create(file=("a", b"x" * 1_000_000), purpose="user_data")
+            reader, writer = await connected(front)
+            head = f"GET /v1/files/{made.id}/content HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n\r\n"
+            writer.write(head.encode())
+            end = b"x" * 1_000_000
+        else:
+            reader, writer = await ask(front, stream=what == "stream")
+            submit = await front.peer.submitted()
+            for _ in range(200):
+                front.peer.say(submit, front.ids(" stone")[:1] * 200)
+            front.peer.say(submit, [3], "stop")
+            assert (await front.settled(1))[0]["status"] == 200
+            end = b"0\r\n\r\n" if what == "stream" else b'"}'
+        received = bytearray(await reader.readexactly(1))
+        await until(lambda: not front.doors.num_inside)
+        draining = asyncio.create_task(app.drain(front.gw, front.doors, Unhurried()))  # type: ignore[arg-type]
+        assert not (await asyncio.wait([draining], timeout=0.2))[0]
+        async with asyncio.timeout(PATIENCE_S):
+            while not received.endswith(end):
+                received += await reader.read(1000)
+            await draining
+        writer.close()
+
+
+class Unhurried:
+    """A stop that was asked for and is not urgent."""
+
+    def __init__(self) -> None:
+        self.urgent = asyncio.Event()
 
 
 async def test_a_reader_that_leaves_while_it_is_waited_for_is_cancelled(open_front):
