@@ -18,6 +18,8 @@ from gateway.telemetry import Ended, about, tell
 
 _NO_HEADERS, _ROOT = CIMultiDictProxy(CIMultiDict[str]()), URL("/")
 
+_data_received = web.RequestHandler.data_received
+
 log = logging.getLogger("penstock.gateway")
 
 
@@ -38,6 +40,24 @@ class Protocol(web.RequestHandler):
     """One connection."""
 
     __slots__ = ()
+
+    def data_received(self, data: bytes) -> None:
+        """See RequestHandler, which lets a client take an hour to say what it wants, as one that wants nothing yet."""
+        _data_received(self, data)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():  # what came is no whole head
+            self._expect_head()
+
+    def _expect_head(self) -> None:
+        """All of it by then, or the connection ends."""
+        manager, loop = self._manager, self._loop
+        assert isinstance(manager, Server)
+        due_at = loop.time() + manager.stall_s
+        if due_at < self._next_keepalive_close_time:
+            self._next_keepalive_close_time = due_at
+            if self._keepalive_handle is not None:
+                self._keepalive_handle.cancel()
+            self._keepalive_handle = loop.call_at(due_at, self._process_keepalive)
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """See BaseProtocol. It is called behind every body, mostly of a connection that was never paused: there it
@@ -103,9 +123,6 @@ class Protocol(web.RequestHandler):
         return response
 
 
-_data_received = Protocol.data_received
-
-
 class Timed(Protocol):
     """A connection that notes when a request's first bytes came, which may be a while before its handler runs."""
 
@@ -119,7 +136,7 @@ class Timed(Protocol):
         # What comes while a request is in progress is the rest of it.
         if not self._request_in_progress and not self.received_at:
             self.received_at = monotonic()
-        _data_received(self, data)
+        Protocol.data_received(self, data)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.received_at = 0.0

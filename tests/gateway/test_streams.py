@@ -75,6 +75,33 @@ async def test_a_slow_reader_holds_up_nobody_loses_nothing_and_fills_no_memory(o
         assert (await front.settled(201))[-1]["num_completion_tokens"] == 1001
 
 
+@pytest.mark.parametrize("asks_before", [False, True])
+async def test_a_client_that_does_not_say_all_that_it_wants_is_given_up_and_one_that_is_silent_is_not(
+    open_front, asks_before
+):
+    whole = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with open_front(server=settings.Server(stall_s=0.3)) as front:
+        (silent, ask_late), (reader, writer) = await connected(front), await connected(front)
+        if asks_before:
+            writer.write(whole)
+            while not (await reader.read(1000)).endswith(b"}"):
+                pass
+        trickles = asyncio.create_task(trickle(writer, whole[:-2]))
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.read()
+        trickles.cancel()
+        ask_late.write(whole)
+        assert await silent.readexactly(15) == b"HTTP/1.1 200 OK"
+        for each in (writer, ask_late):
+            each.close()
+
+
+async def trickle(writer: asyncio.StreamWriter, head: bytes) -> None:
+    for byte in head + b"x: " + b"y" * 8000:
+        writer.write(bytes([byte]))
+        await asyncio.sleep(0.01)  # the clock of the other end is real
+
+
 async def test_a_reader_that_reads_nothing_is_given_up(open_front):
     server = msgspec.structs.replace(SMALL, stall_s=0.3)
     async with open_front(server=server, send_buffer_bytes=KERNEL_BYTES) as front:
