@@ -85,6 +85,7 @@ class Protocol(web.RequestHandler):
             waiter = self._drain_waiter
             if waiter is None:
                 waiter = self._drain_waiter = self._loop.create_future()
+                waiter.add_done_callback(_seen)
             num_bytes = transport.get_write_buffer_size()
             await asyncio.wait([waiter], timeout=manager.stall_s)
             if waiter.done():
@@ -121,6 +122,12 @@ class Protocol(web.RequestHandler):
         head.add_headers(request, response)
         response.force_close()
         return response
+
+
+def _seen(waiter: asyncio.Future[None]) -> None:
+    """Whoever waits for a client that goes is cancelled and asks no more why, which asyncio would log as an error."""
+    if not waiter.cancelled():
+        waiter.exception()
 
 
 class Timed(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 
 import msgspec
@@ -179,6 +180,19 @@ async def test_a_reader_that_leaves_while_it_is_waited_for_is_cancelled(open_fro
         assert (await front.peer.cancelled()).request_id == submit.request_id
         front.peer.say(submit, [], "cancelled")
         assert (await front.settled(151))[-1]["status"] == 499
+
+
+async def test_a_client_that_goes_while_its_body_is_sent_is_no_error(open_front, caplog):
+    async with open_front(send_buffer_bytes=KERNEL_BYTES) as front:
+        num_before = num_connections()
+        _, writer = await ask(front, stream=False)
+        front.peer.say(await front.peer.submitted(), front.ids(" stone")[:1] * 40_000, "length")
+        await front.settled(1)
+        await until(front.doors.is_sending)
+        writer.transport.abort()
+        await until(lambda: num_connections() == num_before)
+        gc.collect()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_headers_do_not_wait_for_a_first_token_that_is_long_in_coming(front: Front, monkeypatch):
