@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from gateway import admin, api, batches, doors, metrics, openapi, responses, sinks, store, webhooks
+from gateway import admin, api, batches, doors, metrics, open_files, openapi, responses, sinks, store, webhooks
 from gateway.auth import Auth
 from gateway.bootstrap import Born, bootstrap
 from gateway.cache import Cache, Memory, Shared
@@ -338,8 +338,9 @@ async def answering(gw: Gateway, house_doors: Doors, sockets: Sequence[socket.so
     server.request_handler = cast(Any, entrance.answer)
     gw.sockets.answer = entrance.answer
     server.__class__ = Server if gw.tracing is None else TimedServer
-    cast(Server, server).stall_s = gw.settings.server.stall_s
-    house_doors.is_sending = cast(Server, server).is_sending
+    connections = cast(Server, server)
+    connections.stall_s, connections.files = gw.settings.server.stall_s, open_files.Watch()
+    house_doors.is_sending = connections.is_sending
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(runner.cleanup)
         if certificate is not None:

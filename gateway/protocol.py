@@ -13,7 +13,7 @@ from aiohttp.http_parser import RawRequestMessage
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from gateway import errors, failures, head
+from gateway import errors, failures, head, open_files
 from gateway.telemetry import Ended, about, tell
 
 _NO_HEADERS, _ROOT = CIMultiDictProxy(CIMultiDict[str]()), URL("/")
@@ -154,7 +154,13 @@ class Server(web.Server):
     """Makes one for each connection. aiohttp has no other seam for it: an instance of its own becomes one of these."""
 
     stall_s: float
-    """How long a client may read nothing; whoever makes a server sets it."""
+    """How long a client may read nothing; whoever makes a server sets it, and the next one."""
+    files: open_files.Watch
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        """See web.Server."""
+        super().connection_made(handler, transport)
+        self.files.opened(transport.get_extra_info("socket").fileno())
 
     def is_sending(self) -> bool:
         """Whether any of its connections is."""

@@ -150,6 +150,25 @@ def test_it_takes_as_many_connections_as_the_system_lets_it_and_not_only_as_a_sh
         assert running.answer()
 
 
+def test_when_no_more_files_may_be_open_the_log_says_so_and_clients_are_answered_again_when_some_are(tmp_path):
+    with serving(tmp_path) as running:
+        resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE, (128, 128))
+        address = running.url.removeprefix("http://").split(":")
+        with contextlib.ExitStack() as stack:
+            for _ in range(160):
+                stack.enter_context(socket.create_connection((address[0], int(address[1]))))
+            with pytest.raises(OSError, match=r"reset|closed"):
+                running.answer()
+        until_s, answer = time.monotonic() + PATIENCE_S, ""
+        while not answer and time.monotonic() < until_s:
+            with contextlib.suppress(OSError):  # they are closed one after the other
+                answer = running.answer()
+        assert answer
+        running.process.terminate()
+        assert running.wait() == 0
+    assert len([line for line in running.errors if "of 128 files are open" in line]) == 1
+
+
 def test_a_first_start_makes_keys_and_a_second_start_keeps_them(tmp_path):
     with serving(tmp_path) as first:
         printed = [line for line in first.lines if line.startswith("PENSTOCK_")]
