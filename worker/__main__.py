@@ -200,6 +200,7 @@ def _run(
         os.nice(NICENESS)
     engine = _engine(settings, runner)
     ready = _ready(settings, runner, engine)
+    runner.have_pages_ready()
     freeze_objects()
     others.is_serving = True
     facts = settings.source, settings.listen, time.monotonic() - started_at, torch.get_num_threads()

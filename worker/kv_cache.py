@@ -81,6 +81,7 @@ class KVCache:
         if scaled:
             scales = size[:-1]
             self._scales = huge_empty(scales, torch.float32) if on_cpu else torch.zeros(scales, device=device)
+        self._tensors = [self._pool] if self._scales is None else [self._pool, self._scales]
         self.key_scales: list[Tensor | None] = [None] * shape.num_layers
         """A layer, [num_kv_heads, num_slots] f32."""
         self.value_scales: list[Tensor | None] = [None] * shape.num_layers
@@ -91,6 +92,20 @@ class KVCache:
     def caches(self) -> list[KVCache]:
         """All pools that there are."""
         return [self]
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block, in all layers."""
+        return sum(tensor.nbytes for tensor in self._tensors) // self.num_blocks
+
+    def stretches(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Where blocks [start, end) lie: addresses, each with its bytes."""
+        found = []
+        for tensor in self._tensors:
+            size = tensor.stride(2) * tensor.itemsize // self.num_blocks
+            rows = range(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, size * self.num_blocks)
+            found += [(row + start * size, (end - start) * size) for row in rows]
+        return found
 
     def keeps(self, dtype: torch.dtype) -> bool:
         """Numbers of this type are kept as they are."""

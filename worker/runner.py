@@ -21,6 +21,7 @@ from worker.attention import (
 )
 from worker.budget import OutOfMemory
 from worker.device import DeviceLost, is_lost, is_out_of_memory
+from worker.fresh_pages import FreshPages
 from worker.graphs import StepGraphs
 from worker.inputs import Laid, Span, lay_out, planned
 from worker.kv_cache import KVCache
@@ -66,6 +67,7 @@ class Runner:
         self._model, self.cache, self.attention, self._ops = model, cache, attention, ops
         self.graphs, self.whole, self._kernels, self._is_repeatable = graphs, whole, kernels, is_repeatable
         self._found: tuple[Callable[[], Tensor | None], Tensor | None] = (lambda: None), None
+        self.fresh_pages: FreshPages | None = None
         self.max_model_tokens = max_model_tokens
         self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
         self.vocab_size = model.architecture.vocab_size
@@ -132,7 +134,10 @@ class Runner:
         OutOfMemory, and DeviceLost where nothing can be computed any more.
         """
         try:
-            return self._compute(spans, lay_out(spans, self.block_size), sampled_before)
+            laid = lay_out(spans, self.block_size)
+            if self.fresh_pages is not None:
+                self.fresh_pages.reach(max(laid.slots) // self.block_size + 1)
+            return self._compute(spans, laid, sampled_before)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 if is_lost(self._model.device):
@@ -175,6 +180,11 @@ class Runner:
         return self._model.forward(
             inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops, additions, num_hidden
         )
+
+    def have_pages_ready(self) -> None:
+        """From the next step on, those of the pool that are written next, where it is the CPU's."""
+        if isinstance(self.cache, KVCache | TwoPools) and self._model.device.type == "cpu":
+            self.fresh_pages = FreshPages(self.cache.caches[0])
 
     def take_hidden(self, spans: Sequence[Span]) -> Sequence[Tensor]:
         """Of each of these spans of the last step, which are all that wanted some: [num_hidden, hidden_size]."""

@@ -41,6 +41,7 @@ class Rank:
         """Raises ModelError."""
         model.join(link)
         self.runner = Runner.of(model, engine, num_blocks, num_windowed_blocks)
+        self.runner.have_pages_ready()
         self._link = link
         self._num_stages, self._least_part_tokens = model.shard.layout.pipeline, least_part_tokens
 

@@ -152,6 +152,9 @@ class ParallelRunner:
             own, others = self.apart.companions[[source, target]].tolist()
             self._copies.append((WINDOWED, own, others))
 
+    def have_pages_ready(self) -> None:
+        """The ranks have: their models are large, and what it costs is little beside them."""
+
     def _new_companions(self) -> list[Companion]:
         """What the other ranks do not know yet."""
         if self.apart is None:

@@ -1,0 +1,36 @@
+"""The first answers to write somewhere in the pool do not wait for the kernel to clear it."""
+
+import resource
+import sys
+
+import pytest
+
+from policies.settings import Engine
+from tests.worker.tiny import checkpoint
+from worker.inputs import Span
+from worker.runner import Runner
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere pages come as they are written to")
+
+
+def num_faults(do):
+    """Pages that were not there when this thread came to them."""
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    do()
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_blocks_behind_those_that_are_written_have_their_pages(tmp_path, kv_dtype):
+    checkpoint(tmp_path, "LlamaForCausalLM", head_dim=64)
+    engine = Engine(device="cpu", dtype="float32", block_size=32, max_kv_bytes=200 << 20, kv_dtype=kv_dtype)
+    runner = Runner.load(str(tmp_path), engine)
+    runner.forward([Span([1, 2], 0, [0], 0)])
+    runner.have_pages_ready()
+    assert runner.fresh_pages is not None
+    logits = runner.forward([Span([3], 2, [0], 1)]).clone()
+    runner.fresh_pages.wait()
+    if not runner.fresh_pages.is_able:
+        pytest.skip("a kernel before 5.14")
+    assert num_faults(lambda: [runner.copy_block(0, target) for target in range(9, 1200, 9)]) == 0
+    assert runner.forward([Span([3], 2, [0], 1)]).equal(logits), "what was written is as it was"
