@@ -308,6 +308,8 @@ class Stats(Message, frozen=True):
     """Since start: of answers, the first ones included."""
     num_drafts: int = 0
     """Since start: as often as a step verified guesses for a sequence."""
+    num_prompt_tokens: int = 0
+    """Since start: of prompts, each as it was computed or found first; of several answers to one, once."""
 
 
 class AdapterLoaded(Message, frozen=True):

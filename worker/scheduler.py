@@ -58,6 +58,8 @@ class Scheduler:
         self.num_paused = 0
         """Of those running: had no part in the last step, though they could have."""
         self.num_cached_tokens = 0
+        self.num_prompt_tokens = 0
+        """See ``wire.Stats``."""
         self._pool = pool
         self.limits = limits
         self._by_arrival: dict[int, Sequence] = {}
@@ -152,6 +154,8 @@ class Scheduler:
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
         """``num_tokens`` more are computed; blocks filled by known ones get their names."""
         sequence.num_computed += num_tokens
+        if sequence.num_unread:
+            self._read(sequence)
         self._tables.seal(sequence)
         self._windows.hold(sequence, len(sequence.draft_token_ids))
 
@@ -176,7 +180,7 @@ class Scheduler:
         for sequence in forks:
             self._take_from(self.waiting, sequence)
             self._tables.share(leader, sequence, now)
-            sequence.num_cached_tokens = leader.num_cached_tokens
+            sequence.num_cached_tokens, sequence.num_unread = leader.num_cached_tokens, 0
             sequence.started_at = leader.started_at
             sequence.may_share_tail = True
             insort(self.running, sequence, key=_place)
@@ -204,7 +208,10 @@ class Scheduler:
 
     def counts(self) -> dict[str, Any]:
         """What a worker's ``Stats`` say of it, by field."""
-        names = ("num_cached_tokens", "num_preemptions", "num_paused", "num_tail_frees", "num_displacements")
+        names = (
+            *("num_prompt_tokens", "num_cached_tokens", "num_preemptions"),
+            *("num_paused", "num_tail_frees", "num_displacements"),
+        )
         pool = self._pool
         return {
             "num_waiting": len(self.waiting),
@@ -287,6 +294,7 @@ class Scheduler:
         if sequence.started_at is None:
             sequence.started_at = now
             self._credit(sequence, sequence.num_computed)
+        self._read(sequence)
         if not sequence.has_output and followers(sequence):
             sequence.request.leader = sequence
         insort(self.running, sequence, key=_place)
@@ -297,6 +305,7 @@ class Scheduler:
         self._tables.catch_up(sequence, found)
         if sequence.num_preemptions == 0:
             self._credit(sequence, sequence.num_computed - num_before)
+        self._read(sequence)
 
     # Small things
 
@@ -304,6 +313,13 @@ class Scheduler:
         """Prompt tokens found rather than computed."""
         sequence.num_cached_tokens += num_tokens
         self.num_cached_tokens += num_tokens
+
+    def _read(self, sequence: Sequence) -> None:
+        """So much of what it came with is computed or found; what was so before counts no more."""
+        num_unread = max(0, sequence.num_prompt_tokens + sequence.num_emitted - sequence.num_computed)
+        if num_unread < sequence.num_unread:
+            self.num_prompt_tokens += sequence.num_unread - num_unread
+            sequence.num_unread = num_unread
 
     @staticmethod
     def _take_from(queue: list[Sequence], sequence: Sequence) -> None:

@@ -88,6 +88,7 @@ class Sequence:
         "num_preemptions",
         "num_prompt_tokens",
         "num_sealed",
+        "num_unread",
         "output_token_ids",
         "place",
         "pooling",
@@ -140,7 +141,8 @@ class Sequence:
         """Tokens of its completion that came from elsewhere."""
         self.token_ids = [*submit.prompt_token_ids, *emitted_token_ids]
         """Prompt and completion; only the last one may be UNKNOWN."""
-        self.num_known = len(self.token_ids)
+        self.num_known = self.num_unread = len(self.token_ids)
+        """``num_unread``: of those that it came with, never computed or found so far."""
         self.has_ended = False
         self.output_token_ids = list(emitted_token_ids)
         self.row = Row(

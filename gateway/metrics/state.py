@@ -100,7 +100,6 @@ def _workers(gw: Gateway) -> Iterator[Sample]:
         if facts is None or stats is None:
             continue
         yield Sample("vllm:cache_config_info", (*who, str(facts.block_size), str(facts.num_blocks)), 1)
-        num_prompt_tokens = stats.num_prefill_tokens + stats.num_cached_tokens
         used = stats.num_used_blocks / max(1, stats.num_blocks)
         for name, value in (
             ("vllm:num_requests_running", stats.num_running),
@@ -108,10 +107,10 @@ def _workers(gw: Gateway) -> Iterator[Sample]:
             ("vllm:kv_cache_usage_perc", used),
             ("vllm:gpu_cache_usage_perc", used),
             ("vllm:num_preemptions_total", stats.num_preemptions),
-            ("vllm:prompt_tokens_total", num_prompt_tokens),
+            ("vllm:prompt_tokens_total", stats.num_prompt_tokens),
             ("vllm:prompt_tokens_cached_total", stats.num_cached_tokens),
             ("vllm:generation_tokens_total", stats.num_generated_tokens),
-            ("vllm:prefix_cache_queries_total", num_prompt_tokens),
+            ("vllm:prefix_cache_queries_total", stats.num_prompt_tokens),
             ("vllm:prefix_cache_hits_total", stats.num_cached_tokens),
             ("vllm:spec_decode_num_drafts_total", stats.num_drafts),
             ("vllm:spec_decode_num_draft_tokens_total", stats.num_drafted_tokens),
@@ -130,7 +129,7 @@ def _workers(gw: Gateway) -> Iterator[Sample]:
         ):
             yield Sample(name, who, value)
         for source, num in (
-            ("local_compute", stats.num_prefill_tokens),
+            ("local_compute", stats.num_prompt_tokens - stats.num_cached_tokens),
             ("local_cache_hit", stats.num_cached_tokens),
         ):
             yield Sample("vllm:prompt_tokens_by_source_total", (*who, source), num)

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.worker.engine_bench import Bench, tokens
+from tests.worker.scripted import ScriptedRunner
 
 
 def test_the_account_of_an_answer_adds_up():
@@ -21,6 +22,20 @@ def test_the_account_of_an_answer_adds_up():
     assert stats.step_ms > 0
     assert bench.engine.stats().step_ms == 0
     assert bench.engine.stats().busy_s == stats.busy_s == pytest.approx(1e-3 * 10 * stats.step_ms)
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_a_prompt_is_counted_once_however_often_it_is_computed(prefix_cache):
+    bench = Bench(ScriptedRunner(num_blocks=12), prefix_cache=prefix_cache, max_step_tokens=7)
+    for position, name in enumerate("abcdef"):
+        bench.submit(name, tokens(12 + position % 2, 1 + 20 * (position % 3)), max_tokens=20, num_sequences=2)
+    bench.submit("resumed", tokens(9, 70), max_tokens=20, promise={"emitted_token_ids": {0: tokens(5)}})
+    bench.run()
+    stats = bench.engine.stats()
+    found = [bench.finishes[name, 0].num_cached_tokens for name in [*"abcdef", "resumed"]]
+    assert stats.num_prompt_tokens == 3 * 12 + 3 * 13 + 9 + 5
+    assert stats.num_prefill_tokens > stats.num_prompt_tokens - stats.num_cached_tokens  # as some had to begin again
+    assert stats.num_cached_tokens == sum(found)
 
 
 def test_the_time_of_the_steps_is_on_the_accounts_of_those_who_were_in_them():
