@@ -3,7 +3,7 @@
 Two kinds of tokenizer spell a token as bytes: byte-level BPE (GPT-2's, Radford et al. 2019) and SentencePiece with byte
 fallback (Kudo and Richardson 2018). For both a table of each token's bytes is made at load, and decoding is a join and
 an incremental UTF-8 decoder. The table is checked against the tokenizer's own decoder; where it disagrees, and for
-other kinds, tokenizers' ``DecodeStream`` does the work.
+other kinds, the tokenizer itself decodes the last few tokens again and again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 _SAMPLES = (
     'The quick brown fox, 3.14 times;\n\tit\'s "fine".',
@@ -24,6 +23,9 @@ _SAMPLES = (
     "🙂👩‍👩‍👧‍👦🇫🇷 e\u0301 \u200b\ufeff",
     "def f(x):\n    return x[0] + {'a': 1}['a']\r\n",
 )
+
+_MAX_OPEN = 8
+"""Tokens that are waited for until they are a character; none has so many."""
 
 
 class Decoder(Protocol):
@@ -69,7 +71,7 @@ class Vocabulary:
         """A decoder for one sequence. ``continues``: its text goes on from another text, so a SentencePiece tokenizer's
         first space belongs to it; otherwise it is dropped, as the tokenizer's own decoder does."""
         if self._table is None:
-            return _StreamDecoder(self._tokenizer)
+            return _WindowDecoder(self._tokenizer)
         return _TableDecoder(self._table, self.strips_space and not continues)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -132,25 +134,40 @@ class _TableDecoder:
         return pending.decode("utf-8", "replace")
 
 
-class _StreamDecoder:
-    """tokenizers' own incremental decoder, for every other kind."""
+class _WindowDecoder:
+    """Decodes the last tokens with the new ones and without, for every other kind. (tokenizers' own ``DecodeStream``
+    raises where a token changes what those before it said, as one behind an unfinished character does.)"""
 
-    __slots__ = ("_num_chars", "_stream", "_token_ids", "_tokenizer")
+    __slots__ = ("_before", "_known", "_new", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._token_ids: list[int] = []
-        self._num_chars = 0
+        self._before: list[int] = []
+        self._known = ""
+        """What these say by themselves."""
+        self._new: list[int] = []
+        """Tokens that have said nothing yet."""
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        self._token_ids += token_ids
-        text = "".join([self._stream.step(self._tokenizer, token_id) or "" for token_id in token_ids])
-        self._num_chars += len(text)
-        return text
+        return "".join(map(self._one, token_ids))
 
     def finish(self) -> str:
-        return self._tokenizer.decode(self._token_ids)[self._num_chars :]
+        return self._said(self._whole())
+
+    def _one(self, token_id: int) -> str:
+        self._new.append(token_id)
+        whole = self._whole()
+        is_open = len(whole) <= len(self._known) or whole.endswith("\ufffd")
+        return "" if is_open and len(self._new) <= _MAX_OPEN else self._said(whole)
+
+    def _whole(self) -> str:
+        return self._tokenizer.decode(self._before + self._new)
+
+    def _said(self, whole: str) -> str:
+        text = whole[len(self._known) :]
+        self._before, self._new = self._new, []
+        self._known = self._whole()
+        return text
 
 
 def _table(tokenizer: Tokenizer, names: dict[int, bytes], specials: frozenset[int]) -> tuple[list[bytes] | None, bool]:

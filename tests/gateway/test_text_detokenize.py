@@ -49,6 +49,35 @@ def test_any_bytes_at_all_decode_as_the_tokenizer_decodes_them(data):
     assert text == byte_level().decode(token_ids)
 
 
+def spaced() -> Tokenizer:
+    """Its own decoder keeps the space of the token that was added at the beginning of a text, which no table does."""
+    tokenizer = Tokenizer.from_str(byte_fallback().to_str())
+    tokenizer.add_tokens([AddedToken("▁note")])
+    return tokenizer
+
+
+SPACED = Vocabulary(spaced())
+
+
+@given(st.data())
+def test_any_text_comes_back_where_the_tokenizer_itself_decodes(data):
+    assert not SPACED.is_table
+    token_ids = spaced().encode(data.draw(texts), add_special_tokens=False).ids
+    decoder = SPACED.decoder(continues=False)
+    parts = [decoder.feed(piece) for piece in pieces(data.draw, token_ids)]
+    assert "".join(parts) + decoder.finish() == spaced().decode(token_ids)
+
+
+@given(st.data())
+def test_bytes_that_are_no_characters_end_no_answer_where_the_tokenizer_itself_decodes(data):
+    token_ids = data.draw(st.lists(st.integers(0, spaced().get_vocab_size() - 1), max_size=40))
+    decoder, other = SPACED.decoder(continues=False), SPACED.decoder(continues=False)
+    text = "".join(decoder.feed(piece) for piece in pieces(data.draw, token_ids)) + decoder.finish()
+    assert text == other.feed(token_ids) + other.finish()
+    letters = [decoder.feed([spaced().token_to_id(letter)]) for letter in "river"]
+    assert "".join(letters).endswith("river")
+
+
 @pytest.mark.parametrize("sentence", SENTENCES)
 def test_other_kinds_are_decoded_by_the_library(sentence):
     token_ids = word_pieces().encode(sentence).ids
