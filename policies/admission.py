@@ -284,10 +284,14 @@ class Alert(msgspec.Struct, frozen=True):
     hard: bool
 
 
-def alerts(budget: Budget, tenant_id: str, period: Period, before_micros: int, spent_micros: int) -> list[Alert]:
-    """Those for the shares that lie between the two sums."""
+def alerts(
+    budget: Budget, tenant_id: str, period: Period, before_micros: int, spent_micros: int, refuses: bool = False
+) -> list[Alert]:
+    """Those for the shares that lie between the two sums. ``refuses``: what is left has been too little for a request;
+    a hard budget is spent by then, as it seldom is to its last micro-unit."""
     amount = pricing.budget_micros(budget.amount)
-    crossed = [share for share in sorted(set(budget.alerts_at)) if before_micros < share * amount <= spent_micros]
+    reached = max(spent_micros, amount) if refuses else spent_micros
+    crossed = [share for share in sorted(set(budget.alerts_at)) if before_micros < share * amount <= reached]
     told = []
     for share in crossed:
         facts = f"{tenant_id} {budget.period} {period.starts_at} {amount} {share!r}"

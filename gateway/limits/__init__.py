@@ -20,7 +20,7 @@ import msgspec
 from gateway.auth import Caller
 from gateway.background import alongside
 from gateway.clock import Clock
-from gateway.errors import LimitsUnavailable
+from gateway.errors import GatewayError, LimitsUnavailable
 from gateway.limits import headers
 from gateway.limits.memory import Meters
 from gateway.limits.metered import metered
@@ -95,6 +95,8 @@ class Limits:
         self.late: set[str] = set()
         """Tenants whose budget's gauge may lack, of what the ledger has, a request that was let in before there was
         such a budget."""
+        self.refused: set[str] = set()
+        """Tenants whose budget has refused a request as spent since ``Budgets`` last looked."""
 
     def admit(
         self,
@@ -187,7 +189,7 @@ class Limits:
         """
         rules = plan.rules
         if self.shared is None:
-            return self._take_here(rules, ask), rules, self.local, None
+            return self._take_here(plan, rules, ask), rules, self.local, None
         try:
             outcome, readings = await self._take_together(rules, rules, ask)
         except RedisAway:
@@ -196,10 +198,10 @@ class Limits:
             if least_useful > most:
                 raise self._unavailable() from None
             ask = msgspec.structs.replace(ask, least_tokens=min(ask.least_tokens, most))
-            return self._take_here(rules, ask), rules, self.local, None
+            return self._take_here(plan, rules, ask), rules, self.local, None
         if isinstance(outcome, Grant):
             return outcome, rules, self.shared, readings
-        raise headers.refused(rules, ask, outcome, readings)
+        raise self._refused(plan, rules, ask, outcome, readings)
 
     async def grow(self, plan: Plan, ask: Ask, meters: Meters | SharedMeters) -> Grant | None:
         """More for an answer that is being written; None: there is no more. Raises LimitsUnavailable."""
@@ -287,11 +289,19 @@ class Limits:
         if isinstance(grant, Grant):
             self.shared.settle_soon(rules, ask.request_id, [(grant.at_ms, grant.tokens)], 0, 0, lambda spent: None)
 
-    def _take_here(self, rules: Sequence[Rule], ask: Ask) -> Grant:
+    def _take_here(self, plan: Plan, rules: Sequence[Rule], ask: Ask) -> Grant:
         outcome = self.local.take(rules, ask)
         if isinstance(outcome, Grant):
             return outcome
-        raise headers.refused(rules, ask, outcome, self.local.readings(rules))
+        raise self._refused(plan, rules, ask, outcome, self.local.readings(rules))
+
+    def _refused(
+        self, plan: Plan, rules: Sequence[Rule], ask: Ask, refusal: Refusal, readings: Sequence[int]
+    ) -> GatewayError:
+        # A part of the money, as without Redis, may be spent while the whole is not.
+        if rules is plan.rules and rules[refusal.rule].kind == "money" and not refusal.wait_ms:
+            self.refused.add(plan.tenant_id)
+        return headers.refused(rules, ask, refusal, readings)
 
     def _divided(self, plan: Plan, rules: Sequence[Rule]) -> tuple[Rule, ...]:
         """Without Redis, by the policy's choice. Raises LimitsUnavailable."""

@@ -72,6 +72,8 @@ class Budgets:
         self._wall = wall
         self._restored: set[tuple[str, Budget]] = set()
         """Names of the rules whose gauges know what was spent before, under these budgets."""
+        self._ended: set[tuple[str, Budget]] = set()
+        """Those of which it was told that they refuse."""
         self._seen_revision = -1
         self._failure: str | None = None
 
@@ -117,6 +119,17 @@ class Budgets:
         self._limits.periods = {each.tenant_id: each.budget.period for each in running}
         self._seen_revision = revision
 
+    async def tell_refused(self) -> None:
+        """That a hard budget is spent: once it refuses what is asked. Raises what the database raises."""
+        refused, running = {*self._limits.refused}, self._running()
+        self._ended &= {(each.rule.name, each.budget) for each in running}
+        for each in running:
+            if each.tenant_id in refused and (each.rule.name, each.budget) not in self._ended:
+                spent = await self._spent_since(each.period.starts_at, [each.tenant_id])
+                await self._tell([each], spent, refuses=True)
+                self._ended.add((each.rule.name, each.budget))
+        self._limits.refused -= refused
+
     @property
     def _lack(self) -> bool:
         """The gauges may, of what the ledger has."""
@@ -134,13 +147,15 @@ class Budgets:
                 running.append(Running(tenant.id, admission.budget_rule(budget, tenant.id, period), budget, period))
         return running
 
-    async def _tell(self, budgets: Sequence[Running], spent: Mapping[str, int]) -> None:
-        """Shares that are spent and that nobody was told of: a gateway stopped before it could, or the budget is new or
-        less than it was. Raises what the database raises."""
+    async def _tell(self, budgets: Sequence[Running], spent: Mapping[str, int], refuses: bool = False) -> None:
+        """Shares that are spent and that nobody was told of: a gateway stopped before it could, the budget is new or
+        less than it was, or it ``refuses``. Raises what the database raises."""
         alerts = [
             alert
             for each in budgets
-            for alert in admission.alerts(each.budget, each.tenant_id, each.period, 0, spent.get(each.tenant_id, 0))
+            for alert in admission.alerts(
+                each.budget, each.tenant_id, each.period, 0, spent.get(each.tenant_id, 0), refuses
+            )
         ]
         posted = await self._posted.among([alert.id for alert in alerts])
         for alert in alerts:
@@ -166,6 +181,8 @@ class Budgets:
                     await shared.look()
                 if self._lack or self._limits.late or self._directory.revision != self._seen_revision:
                     await self.restore()
+                if self._limits.refused:
+                    await self.tell_refused()
             except RedisAway:
                 continue
             except (SQLAlchemyError, OSError) as error:

@@ -160,6 +160,26 @@ async def test_shares_that_nobody_was_told_of_are_told_by_the_next_start_and_onc
         }
 
 
+async def test_a_hard_budget_is_told_to_be_spent_once_it_refuses_whatever_small_rest_there_is(rooms, clock):
+    budget = msgspec.structs.replace(POLICY.budget, amount=Decimal("0.00095"), alerts_at=(0.8, 1.0, 1.5))
+    await add_version(rooms, "thrifty", msgspec.structs.replace(POLICY, budget=budget), version=2)
+    tenant, other = await add_tenant(rooms, "north", "thrifty"), await add_tenant(rooms, "south", "thrifty")
+    for tenant_id in (tenant, other):
+        await spend(rooms, tenant_id, 900, NOON)
+    told = []
+    async with gateway(rooms, clock, alert=told.append) as (limits, directory):
+        caller = a_caller(directory.policy("thrifty").policy, tenant)
+        for _ in range(2):
+            with pytest.raises(BudgetSpent):
+                async with limits.admit(caller, "demo", 1, 1, "r"):
+                    pass
+            await until(lambda: clock.advance(LOOK_S) or not limits.refused)
+    shares = [(alert.tenant_id, alert.share, alert.spent_micros) for alert in told]
+    assert sorted(shares[:2]) == sorted([(tenant, 0.8, 900), (other, 0.8, 900)])
+    assert {*shares[2:]} == {(tenant, 0.8, 900), (tenant, 1.0, 900)}  # what nobody has taken is told again, by its id
+    assert len({alert.id for alert in told}) == 3
+
+
 @pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
 async def test_a_redis_that_lost_everything_is_told_again_once_it_is_back(rooms, clock, fragile_redis):
     tenant = await add_tenant(rooms, "north", "thrifty")
