@@ -1,6 +1,7 @@
 from decimal import Decimal
 from fractions import Fraction
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,14 @@ def test_a_cost_is_the_exact_sum_rounded_once_half_to_even(price, discount, usag
     rates = pricing.rates_of(price, discount)
     assert pricing.cost_micros(rates, usage, outcome, engine_us) == round(exact * (1 - Fraction(discount)))
     assert pricing.cost_micros(price, usage, outcome, engine_us) == round(exact)
+
+
+def test_a_kind_that_is_said_to_cost_nothing_is_free_and_one_that_is_not_named_costs_as_the_whole():
+    usage = Usage(1000, 400, 100, 30)
+    whole = Price(prompt=Decimal(2), completion=Decimal(8))
+    assert pricing.cost_micros(whole, usage) == 1000 * 2 + 100 * 8
+    free = msgspec.structs.replace(whole, cached_prompt=Decimal(0), reasoning=Decimal("0.00"))
+    assert pricing.cost_micros(free, usage) == 600 * 2 + 70 * 8
 
 
 @given(prices, discounts, usages, outcomes, counts)
