@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.builders import until
 from tests.gateway.conftest import HELLO, Front, OpenFront
 from tests.gateway.responding import ask
 from tests.gateway.test_chat_tools import THINKING, WEATHER, say, tool
@@ -55,6 +56,23 @@ async def test_reasoning_that_nobody_wants_is_counted_and_not_told(front: Front,
         told = [choice.message.model_extra]
     assert all("reasoning_content" not in (extra or {}) for extra in told)
     assert usage.completion_tokens_details.reasoning_tokens > 0
+
+
+async def test_reasoning_that_came_after_the_last_that_a_client_was_sent_before_it_hung_up_is_not_owed(front: Front):
+    body = {"model": "demo", "messages": HELLO, "stream": True, **UNTOLD}
+    async with front.http.post(f"{front.url}/v1/chat/completions", json=body) as answer:
+        submit = await front.peer.submitted()
+        ((_, flight),) = front.gw.dispatch.flights()
+        token_ids = front.ids("I think.")
+        front.peer.say(submit, token_ids[:1])
+        assert b'"role":"assistant"' in await answer.content.readuntil(b"\n\n")
+        front.peer.say(submit, token_ids[1:])
+        await until(lambda: flight.num_tokens == len(token_ids) and not flight._arrived)
+        answer.close()
+        await front.peer.cancelled()
+    front.peer.say(submit, [], "cancelled")
+    (row,) = await front.settled(1)
+    assert (row["status"], row["num_completion_tokens"], row["num_reasoning_tokens"]) == (499, 1, 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])

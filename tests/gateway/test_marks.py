@@ -227,26 +227,29 @@ def abandon(directory: Path, *streams: tuple[Entry, int], rates=None) -> Path:
 
 async def test_a_stream_that_was_left_owes_what_was_delivered_at_its_own_price(rooms, directory):
     price = Price(prompt=Decimal(1), cached_prompt=Decimal("0.5"), completion=Decimal(2), request=Decimal(1_000_000))
-    begun, unseen = an_opening(), an_opening()
-    path = abandon(directory, (begun, 34), (unseen, 0), rates=rates_of(price))
+    begun, just_begun, unseen = an_opening(), an_opening(), an_opening()
+    path = abandon(directory, (begun, 34), (just_begun, 1), (unseen, 0), rates=rates_of(price))
     await recover(directory, rooms)
     found = await rows(rooms)
     row = found[begun.request_id]
     assert (row.status, row.finish_reason, row.ttft_ms) == (500, "error", 12.5)
     assert (row.num_prompt_tokens, row.num_cached_tokens, row.num_completion_tokens) == (12, 4, 34)
     assert row.cost_micros == 1_000_000_000_000 + 8 + 2 + 68
+    assert found[just_begun.request_id].cost_micros == 1_000_000_000_000 + 8 + 2 + 2
     assert (found[unseen.request_id].num_prompt_tokens, found[unseen.request_id].cost_micros) == (0, 0)
     assert not path.exists()
 
 
-async def test_reasoning_of_a_stream_that_was_left_has_its_own_price(rooms, directory):
+@pytest.mark.parametrize(("num_tokens", "num_reasoning", "cost"), [(9, 6, 3 * 2 + 6 * 5), (4, 4, 4 * 5)])
+async def test_reasoning_of_a_stream_that_was_left_has_its_own_price(num_tokens, num_reasoning, cost, rooms, directory):
+    """Of what was counted before it was delivered only what was delivered is owed."""
     entry, progress = an_opening(), msgspec.structs.replace(PROGRESS, num_reasoning_tokens=6)
     price = Price(completion=Decimal(2), reasoning=Decimal(5))
     async with Marks(directory, MARK_TOKENS, Clock()).opened() as marks:
-        await deliver(marks.open(entry, rates_of(price), lambda: progress), 9)
+        await deliver(marks.open(entry, rates_of(price), lambda: progress), num_tokens)
     await recover(directory, rooms)
     row = (await rows(rooms))[entry.request_id]
-    assert (row.num_completion_tokens, row.num_reasoning_tokens, row.cost_micros) == (9, 6, 3 * 2 + 6 * 5)
+    assert (row.num_completion_tokens, row.num_reasoning_tokens, row.cost_micros) == (num_tokens, num_reasoning, cost)
 
 
 async def test_a_stream_that_was_settled_is_not_settled_again(rooms, directory):
