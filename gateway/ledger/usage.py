@@ -55,6 +55,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Of the same, the values that count."""
     without: Mapping[str, Sequence[str]] = {}
     """Likewise those that do not."""
+    organization_id: str | None = None
+    """Of its tenants alone, as they are now."""
     with_charges: bool = False
     """Also what the cost was for, which takes longer."""
 
@@ -287,6 +289,9 @@ def _chains_with_a_tail() -> sa.Select[Any]:
 
 def _chosen(columns: Any, question: Question) -> list[sa.ColumnElement[bool]]:
     chosen = [_column(columns, word).in_(values) for word, values in question.only.items()]
+    if question.organization_id is not None:
+        own = sa.select(store.tenants.c.id).where(store.tenants.c.organization_id == question.organization_id)
+        chosen.append(columns.tenant_id.in_(own))
     return [*chosen, *(_column(columns, word).not_in(values) for word, values in question.without.items())]
 
 

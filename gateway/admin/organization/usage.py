@@ -1,4 +1,5 @@
-"""Usage and costs in OpenAI's words, so that its own client reads them. A tenant's own key reads those of its project.
+"""Usage and costs in OpenAI's words, so that its own client reads them: of the organization that the header
+OpenAI-Organization names, or of all. A tenant's own key reads those of its project.
 
 What OpenAI counts and nobody here has (users, audio, images) is zero, null or an empty page. Requests for embeddings
 are counted as such, all others (rankings and scores, too) as completions: together they are all, once.
@@ -14,6 +15,7 @@ import msgspec
 from msgspec import Meta, field
 
 from gateway.admin.endpoint import READERS, Ask, Nothing
+from gateway.admin.organization.projects import organization_of
 from gateway.admin.organization.shapes import ROOT, OpenAIEndpoint
 from gateway.admin.problems import Invalid
 from gateway.admin.usage import Cursor, packed, period, unpacked
@@ -271,7 +273,8 @@ def _question(ask: Ask[Any, Nothing], width_s: int, group_by: tuple[str, ...], o
         only["key_id"] = query.api_key_ids
     if (own := ask.caller.tenant_id) is not None:
         only["tenant_id"] = tuple({own} & set(only.get("tenant_id", (own,))))
-    return Question(since=since, until=until, width_s=width_s, group_by=words, only=only)
+    named = organization_of(ask) if own is None else None
+    return Question(since=since, until=until, width_s=width_s, group_by=words, only=only, organization_id=named)
 
 
 async def _read(
