@@ -121,12 +121,12 @@ def _rules_of(limits: Limits, scope: Scope, name: str) -> list[Rule]:
     ]
 
 
-def divided(rule: Rule, num_gateways: int, spent_micros: int = 0) -> Rule:
+def divided(rule: Rule, num_gateways: int, spent_micros: int = 0, held_micros: int = 0) -> Rule:
     """One gateway's part of a ceiling while the gateways cannot count together: of money, a part of what was left when
-    they last could; of everything else at least 1."""
+    they last could, less what its own requests hold of that; of everything else at least 1."""
     if rule.kind == "money":
         left = max(0, rule.ceiling - spent_micros)
-        return msgspec.structs.replace(rule, ceiling=left // num_gateways)
+        return msgspec.structs.replace(rule, ceiling=max(0, left // num_gateways - held_micros))
     return msgspec.structs.replace(rule, ceiling=max(1, rule.ceiling // num_gateways))
 
 

@@ -26,7 +26,7 @@ from gateway.limits.memory import Meters
 from gateway.limits.metered import metered
 from gateway.limits.plans import Plan, Plans
 from gateway.limits.shared import SharedMeters
-from gateway.limits.ticket import Ticket
+from gateway.limits.ticket import ELSEWHERE, Ticket
 from gateway.prices import Prices
 from gateway.redis import Redis, RedisAway
 from policies import admission, pricing, settings
@@ -41,8 +41,6 @@ log = logging.getLogger(__name__)
 
 RENEW_S = LEASE_MS / 1e3 / 4
 """Leases are renewed so often that one or two failures lose none."""
-ELSEWHERE = 0
-"""Instant of a grant that the gauges that admitted the request know nothing of; nothing of it is given back there."""
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -298,17 +296,22 @@ class Limits:
     def _refused(
         self, plan: Plan, rules: Sequence[Rule], ask: Ask, refusal: Refusal, readings: Sequence[int]
     ) -> GatewayError:
-        # A part of the money, as without Redis, may be spent while the whole is not.
-        if rules is plan.rules and rules[refusal.rule].kind == "money" and not refusal.wait_ms:
-            self.refused.add(plan.tenant_id)
+        if rules[refusal.rule].kind == "money" and not refusal.wait_ms:
+            # A part of the money, as without Redis, may be spent while the whole is not.
+            if rules is plan.rules or self._known(plan) + ask.least_micros > plan.rules[-1].ceiling:
+                self.refused.add(plan.tenant_id)
+            else:
+                refusal = msgspec.structs.replace(refusal, wait_ms=admission.BUSY_RETRY_MS)
         return headers.refused(rules, ask, refusal, readings)
 
     def _divided(self, plan: Plan, rules: Sequence[Rule]) -> tuple[Rule, ...]:
         """Without Redis, by the policy's choice. Raises LimitsUnavailable."""
         if plan.policy.without_redis == "refuse":
             raise self._unavailable()
-        num_gateways, known = max(1, self._num_gateways()), self._known(plan)
-        return tuple(admission.divided(rule, num_gateways, known) for rule in rules)
+        num_gateways, known, held = max(1, self._num_gateways()), self._known(plan), 0
+        if plan.is_hard:
+            held = sum(ticket.held_together(rules[-1]) for ticket in self.open_tickets.values())
+        return tuple(admission.divided(rule, num_gateways, known, held) for rule in rules)
 
     def _unavailable(self) -> LimitsUnavailable:
         return LimitsUnavailable(

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from gateway.limits.shared import SharedMeters
 
 
+ELSEWHERE = 0
+"""Instant of a grant that the gauges that admitted the request know nothing of; nothing of it is given back there."""
+
+
 class Ticket:
     """An async context manager: entering it reserves, or raises why not; leaving it gives back whatever was not used.
 
@@ -31,6 +35,7 @@ class Ticket:
         "_cost_micros",
         "_covered",
         "_grants",
+        "_held_here",
         "_held_micros",
         "_limits",
         "_max_completion_tokens",
@@ -80,6 +85,8 @@ class Ticket:
         self._covered = NO_CEILING
         """The lesser of both."""
         self._held_micros = 0
+        self._held_here = 0
+        """Of that, what the gauges that admitted the request know nothing of."""
         self._used = 0
         """Tokens, prompt and completion; none before it is settled, or when they came from a cache."""
         self._cost_micros: int | None = None
@@ -214,6 +221,11 @@ class Ticket:
         is_shared = self._meters is not self._limits.local
         return [(rule, is_shared) for rule in self._rules if rule.kind in ("concurrent", "money")]
 
+    def held_together(self, rule: Rule) -> int:
+        """The money of this budget that it holds in gauges that are shared, in micro-units."""
+        is_shared = self._meters is not None and self._meters is not self._limits.local
+        return self._held_micros - self._held_here if is_shared and self._rules[-1].name == rule.name else 0
+
     def _note(self, grant: Grant) -> None:
         plan = self._plan
         if self._outcome == "hit":
@@ -226,6 +238,8 @@ class Ticket:
             self._covered = self._tokens
         if plan.is_hard:
             self._held_micros += grant.micros
+            if grant.at_ms == ELSEWHERE:
+                self._held_here += grant.micros
             paid = pricing.affordable_tokens(plan.priced.rates, self._num_prompt_tokens, self._held_micros)
             self._affordable = NO_CEILING if paid is None else paid
             self._covered = min(self._tokens, self._affordable)

@@ -10,7 +10,7 @@ from decimal import Decimal
 import pytest
 
 from gateway.clock import Clock
-from gateway.errors import LimitsUnavailable, RateLimited, TokensLimited
+from gateway.errors import LimitsUnavailable, RateLimited, RequestsLimited, TokensLimited
 from gateway.limits import Limits, metered
 from gateway.limits.plans import Plans
 from gateway.limits.shared import SharedMeters
@@ -337,6 +337,22 @@ async def test_places_are_free_as_well_of_requests_that_also_had_a_cost_while_re
     await limits.shared.close()
     async with limits.admit(a_caller(policy), "demo", 10, 10, "next"):
         pass
+
+
+@pytest.mark.parametrize("num_open", [1, 2, 3])
+async def test_without_redis_what_requests_hold_there_of_a_budget_is_not_there_to_be_divided(fragile, num_open):
+    limits, _, server = fragile
+    prices = {"*": Price(request=Decimal("0.0001"))}
+    caller = a_caller(Policy(budget=Budget(Decimal("0.0006")), prices=prices))  # for two requests at each gateway
+    async with contextlib.AsyncExitStack() as stack:
+        for number in range(num_open):
+            await stack.enter_async_context(limits.admit(caller, "demo", 10, 10, f"open {number}"))
+        with stalled(server, limits.shared._redis):
+            for number in range(num_open, 2):
+                await stack.enter_async_context(limits.admit(caller, "demo", 10, 10, f"open {number}"))
+            with pytest.raises(RequestsLimited):  # rather than told that the budget is spent
+                await stack.enter_async_context(limits.admit(caller, "demo", 10, 10, "one too many"))
+        assert not limits.refused
 
 
 async def test_without_redis_a_policy_may_rather_refuse(fragile):
