@@ -6,9 +6,11 @@ import asyncio
 import json
 from decimal import Decimal
 
+import msgspec
 import pytest
 from aiohttp import web
 
+from gateway.upstreams.reading import ToldUsage
 from policies import settings
 from policies.policy import Budget, Cache, Policy, Price
 from tests.gateway.conftest import HELLO, OpenFront
@@ -16,11 +18,14 @@ from tests.gateway.elsewhere import USAGE, Heard, chunk, elsewhere, says, stream
 
 ASKED = {"model": "far", "messages": HELLO}
 END = [chunk(content="one"), chunk(finish="stop")]
+COUNTING = [{**each, "usage": {"prompt_tokens": 21, "completion_tokens": 1}} for each in END]
+"""As of those that say with each word how many there were so far."""
 
 
 @pytest.mark.parametrize("last", [{}, None, {"prompt_tokens": 21}, {"prompt_tokens": None, "completion_tokens": None}])
-async def test_a_count_stands_whatever_is_said_behind_it(open_front: OpenFront, last):
-    said = [*END, {"choices": [], "usage": USAGE}, {"choices": [], "usage": last}, "[DONE]"]
+@pytest.mark.parametrize("end", [END, COUNTING])
+async def test_the_last_count_stands_whatever_is_said_behind_it(open_front: OpenFront, end, last):
+    said = [*end, {"choices": [], "usage": USAGE}, {"choices": [], "usage": last}, "[DONE]"]
     async with elsewhere(streams(*said)) as far, open_front(upstreams=(far.upstream(),)) as front:
         asked = {**ASKED, "stream": True, "stream_options": {"include_usage": True}}
         async with front.http.post(f"{front.url}/v1/chat/completions", json=asked) as answer:
@@ -30,6 +35,16 @@ async def test_a_count_stands_whatever_is_said_behind_it(open_front: OpenFront, 
         counts = (row["num_prompt_tokens"], row["num_completion_tokens"], row["num_cached_tokens"])
         assert (counts, row["counted_by"]) == ((21, 3, 5), "upstream")
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (21, 3)
+
+
+@pytest.mark.parametrize(("said", "told"), [(0, 0), (4, 4), (5, 5), (300, 5), (-3, 0), (None, 0)])
+def test_no_more_of_a_count_was_cached_or_thought_than_there_was(said, told):
+    details = {
+        "prompt_tokens_details": {"cached_tokens": said},
+        "completion_tokens_details": {"reasoning_tokens": said},
+    }
+    usage = msgspec.convert({"prompt_tokens": 5, "completion_tokens": 5, **details}, ToldUsage)
+    assert (usage.num_cached_tokens, usage.num_reasoning_tokens) == (told, told)
 
 
 async def test_vectors_have_no_completion_that_could_be_billed(open_front: OpenFront):

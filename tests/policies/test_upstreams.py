@@ -183,5 +183,11 @@ def test_an_estimate_may_be_further_off_than_a_count(told, is_exact, agrees):
     assert verdict(Counts(10, told), Counts(10, 100), is_exact, 10**6, 10**6).agrees is agrees
 
 
+@pytest.mark.parametrize("told", [Counts(1, 100), Counts(10, 1), Counts(900, 900)])
+def test_what_an_upstream_may_have_counted_is_billed_be_it_less_than_was_counted_here_or_more(told):
+    assert verdict(told, Counts(10, 100), True, 1000, 1000).counted_by == "upstream"
+    assert verdict(told, Counts(10, 100), False, 1000, 1000).counted_by == "upstream"
+
+
 def test_an_estimate_is_a_token_for_four_bytes():
     assert [estimated(num) for num in (0, 1, 4, 5, 400)] == [0, 1, 1, 2, 100]
