@@ -197,6 +197,8 @@ class Limits:
                 raise self._unavailable() from None
             ask = msgspec.structs.replace(ask, least_tokens=min(ask.least_tokens, most))
             return self._take_here(plan, rules, ask), rules, self.local, None
+        if plan.period is not None and self._has_fallen(plan, readings[-2]):
+            self.shared.may_lack.set()
         if isinstance(outcome, Grant):
             return outcome, rules, self.shared, readings
         raise self._refused(plan, rules, ask, outcome, readings)
@@ -232,7 +234,10 @@ class Limits:
 
         def told(spent: int) -> None:
             if plan.period is not None:
-                self._known_spent[plan.tenant_id] = (rules[-1].name, spent)
+                if not self._has_fallen(plan, spent):
+                    self._known_spent[plan.tenant_id] = (rules[-1].name, spent)
+                elif self.shared is not None:
+                    self.shared.may_lack.set()
                 self._spent(plan, spent, cost_micros)
                 if meters is self.local:
                     self.local.forget(rules[-1])  # as ``restore`` does
@@ -323,6 +328,11 @@ class Limits:
         """Spent of the budget by all gateways together, as last heard of."""
         name, spent_micros = self._known_spent.get(plan.tenant_id, ("", 0))
         return spent_micros if plan.period is not None and name == plan.rules[-1].name else 0
+
+    def _has_fallen(self, plan: Plan, spent_micros: int) -> bool:
+        """Redis says that far less is spent than before: it has lost this gauge, as one does that makes room. (A little
+        less is an answer that others have overtaken.)"""
+        return 2 * spent_micros < self._known(plan)
 
     def _spent(self, plan: Plan, spent_micros: int, cost_micros: int) -> None:
         """Each settlement moves the sum by its own cost, so of all gateways exactly one crosses a share."""

@@ -251,6 +251,26 @@ async def test_a_redis_that_lost_everything_while_nobody_asked_is_told_again(roo
 
 
 @pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
+async def test_a_redis_that_made_room_of_a_budget_is_told_again(rooms, clock, redis):
+    tenant = await add_tenant(rooms, "north", "thrifty")
+    await spend(rooms, tenant, 700, NOON)
+    async with gateway(rooms, clock, redis) as (limits, _):
+        assert await spent(limits, tenant) == 700
+        (rule,) = limits.plans.find(a_caller(POLICY, tenant), "demo").rules
+        assert await redis.call("DEL", redis.key("limits:" + rule.name)) == 1  # as with maxmemory
+        await ask(limits, tenant)
+        await spend(rooms, tenant, 100, NOON)
+        await limits.shared.close()
+        async with asyncio.timeout(PATIENCE_S):
+            while await spent(limits, tenant) != 800:
+                clock.advance(LOOK_S)
+        for _ in range(2):
+            await ask(limits, tenant)
+        with pytest.raises(BudgetSpent):
+            await ask_in_vain(limits, tenant)
+
+
+@pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
 async def test_what_redis_missed_is_told_again_when_the_ledger_can_be_read(rooms, clock, redis, caplog):
     tenant = await add_tenant(rooms, "north", "thrifty")
     async with gateway(rooms, clock, redis) as (limits, _):
