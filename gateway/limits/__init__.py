@@ -242,8 +242,12 @@ class Limits:
                 if meters is self.local:
                     self.local.forget(rules[-1])  # as ``restore`` does
 
+        def lost() -> None:
+            if plan.period is not None:
+                self._known_spent[plan.tenant_id] = (rules[-1].name, self._known(plan) + cost_micros)
+
         if isinstance(meters, SharedMeters):
-            meters.settle_soon(rules, request_id, unused, overused, cost_micros, told)
+            meters.settle_soon(rules, request_id, unused, overused, cost_micros, told, lost)
             return
         spent = meters.settle(rules, request_id, unused, overused, cost_micros)
         if plan.period is not None:

@@ -76,14 +76,16 @@ class SharedMeters:
         overused: int,
         cost_micros: int,
         told: Told,
+        lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """The same by itself; ``told`` hears what is spent by then, unless Redis is away."""
+        """The same by itself; ``told`` hears what is spent by then, or ``lost`` is called because Redis is away."""
 
         async def settling() -> None:
             try:
                 told(await self.settle(rules, request_id, unused, overused, cost_micros))
             except RedisAway as away:
                 self.left(rules, request_id)
+                lost()
                 log.debug("this request is not settled in Redis: %s", away, extra=about(request_id))
 
         settlement = asyncio.get_running_loop().create_task(settling())

@@ -355,6 +355,22 @@ async def test_without_redis_what_requests_hold_there_of_a_budget_is_not_there_t
         assert not limits.refused
 
 
+async def test_what_requests_have_cost_that_ended_without_redis_is_not_there_to_be_divided(fragile):
+    limits, _, server = fragile
+    prices = {"*": Price(request=Decimal("0.0001"))}
+    caller = a_caller(Policy(budget=Budget(Decimal("0.0006")), prices=prices))  # for two requests at each gateway
+    async with contextlib.AsyncExitStack() as stack:
+        tickets = [await stack.enter_async_context(limits.admit(caller, "demo", 10, 10, f"{n}")) for n in range(2)]
+        with stalled(server, limits.shared._redis):
+            for ticket in tickets:
+                ticket.settle(Usage(10, 0, 10))
+            await stack.aclose()
+            await limits.shared.close()
+            async with limits.admit(caller, "demo", 10, 10, "of the third of what is left"):
+                with pytest.raises(RequestsLimited):
+                    await stack.enter_async_context(limits.admit(caller, "demo", 10, 10, "one too many"))
+
+
 async def test_without_redis_a_policy_may_rather_refuse(fragile):
     limits, clock, server = fragile
     caller = a_caller(Policy(limits=Ceilings(tokens_per_minute=900), without_redis="refuse"))
