@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from gateway import openai
-from gateway.api.request import parsed
+from gateway.bodies import parsed
 from gateway.errors import GatewayError
 from gateway.text import Text
 from tests.gateway.texts import model_directory

@@ -31,9 +31,9 @@ from gateway.admin.problems import (
     Stale,
     of_validation,
 )
-from gateway.api.request import body_of
 from gateway.auth import BILLING_READER, OPERATOR, OWNER, AdminCaller
 from gateway.background import to_its_end
+from gateway.bodies import body_of
 from gateway.errors import StoreUnavailable
 from gateway.house import GATEWAY, Gateway
 from gateway.openai.failures import Malformed

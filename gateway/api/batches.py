@@ -6,9 +6,10 @@ import msgspec
 from aiohttp import web
 
 from gateway import openai
-from gateway.api.request import body_of, query_of
+from gateway.api.request import query_of
 from gateway.auth import Caller
 from gateway.batches.book import Batch
+from gateway.bodies import body_of
 from gateway.errors import InvalidRequest
 from gateway.house import GATEWAY, Gateway
 

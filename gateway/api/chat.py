@@ -15,8 +15,9 @@ from gateway import openai, reply
 from gateway.api import elsewhere
 from gateway.api.answer import give
 from gateway.api.held import grammar_of, held_of
-from gateway.api.request import fingerprint, loaded, may_store, parsed, room_for, taken_body_of
+from gateway.api.request import fingerprint, loaded, may_store, room_for
 from gateway.auth import Caller
+from gateway.bodies import parsed, taken_body_of
 from gateway.chats.answer import KeptAnswer
 from gateway.chats.shelf import Kept
 from gateway.head import HEAD

@@ -10,8 +10,9 @@ from aiohttp import web
 from msgspec import Raw
 
 from gateway import errors, head, openai
-from gateway.api.request import query_of, taken_body_of
+from gateway.api.request import query_of
 from gateway.auth import Caller
+from gateway.bodies import taken_body_of
 from gateway.chats.shapes import (
     ChatChange,
     ChatMessageQuery,

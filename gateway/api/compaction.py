@@ -14,9 +14,9 @@ from gateway import errors, failures, head, unconnected
 from gateway.api import items
 from gateway.api.answer import give
 from gateway.api.chat import prompt_of
-from gateway.api.request import parsed, taken_body_of
 from gateway.api.turn import Question
 from gateway.auth import Caller
+from gateway.bodies import parsed, taken_body_of
 from gateway.head import HEAD
 from gateway.house import Gateway
 from gateway.openai import Malformed

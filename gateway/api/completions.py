@@ -13,8 +13,9 @@ from aiohttp import web
 from gateway import openai, reply
 from gateway.api import elsewhere
 from gateway.api.answer import give
-from gateway.api.request import fingerprint, loaded, parsed, room_for, taken_body_of
+from gateway.api.request import fingerprint, loaded, room_for
 from gateway.auth import Caller
+from gateway.bodies import parsed, taken_body_of
 from gateway.head import HEAD
 from gateway.house import Gateway
 from gateway.text import Text

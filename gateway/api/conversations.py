@@ -10,8 +10,9 @@ from aiohttp import web
 
 from gateway import head
 from gateway.api import items
-from gateway.api.request import parsed, query_of, taken_body_of
+from gateway.api.request import query_of
 from gateway.auth import Caller
+from gateway.bodies import parsed, taken_body_of
 from gateway.conversations.shapes import Addition, Change, Creation, DeletedConversation, Including
 from gateway.conversations.shelf import Kept, missing
 from gateway.head import HEAD

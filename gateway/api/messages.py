@@ -11,8 +11,8 @@ from multidict import istr
 from gateway import anthropic, head, openai
 from gateway.api import chat
 from gateway.api.answer import give
-from gateway.api.request import parsed, taken_body_of
 from gateway.auth import Caller
+from gateway.bodies import parsed, taken_body_of
 from gateway.errors import InvalidRequest
 from gateway.head import HEAD
 from gateway.house import Gateway

@@ -18,8 +18,8 @@ from gateway import head, ollama, openai
 from gateway.api import chat as chats
 from gateway.api import completions, vectors
 from gateway.api.answer import give
-from gateway.api.request import parsed, taken_body_of
 from gateway.auth import Caller
+from gateway.bodies import parsed, taken_body_of
 from gateway.dispatch import ServedModel
 from gateway.errors import ModelNotFound, NotServedHere
 from gateway.head import HEAD

@@ -18,11 +18,12 @@ from gateway.api.answer import give
 from gateway.api.chat import prompt_of
 from gateway.api.compaction import Short, shortened
 from gateway.api.held import strictly
-from gateway.api.request import may_store, parsed, taken_body_of
+from gateway.api.request import may_store
 from gateway.api.traced import behind
 from gateway.api.turn import Question, Turn
 from gateway.auth import Caller
 from gateway.background import to_its_end
+from gateway.bodies import parsed, taken_body_of
 from gateway.head import HEAD
 from gateway.house import Gateway
 from gateway.reply.events import OUTLET, EventStream, Outlet

@@ -7,8 +7,8 @@ from aiohttp import web
 
 from gateway import head, openai
 from gateway.api.chat import MAX_COUNTED, prompt_of
-from gateway.api.request import parsed, taken_body_of
 from gateway.auth import Caller
+from gateway.bodies import parsed, taken_body_of
 from gateway.house import Gateway
 
 

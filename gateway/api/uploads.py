@@ -8,7 +8,7 @@ from aiohttp import web
 from gateway import head, openai
 from gateway.api import files
 from gateway.api.forms import received
-from gateway.api.request import body_of
+from gateway.bodies import body_of
 from gateway.files import File
 from gateway.files.uploads import Upload
 from gateway.house import GATEWAY

@@ -12,8 +12,9 @@ from aiohttp import web
 from gateway import openai, reply
 from gateway.api import elsewhere
 from gateway.api.answer import give
-from gateway.api.request import fingerprint, loaded, parsed, taken_body_of
+from gateway.api.request import fingerprint, loaded
 from gateway.auth import Caller
+from gateway.bodies import parsed, taken_body_of
 from gateway.errors import ContextLengthExceeded, InvalidRequest
 from gateway.head import HEAD
 from gateway.house import Gateway

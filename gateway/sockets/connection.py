@@ -16,7 +16,7 @@ from aiohttp import WSCloseCode, WSMsgType, hdrs, web
 from multidict import CIMultiDict
 
 from gateway import errors, failures, head, openai, unconnected
-from gateway.api.request import parsed
+from gateway.bodies import parsed
 from gateway.head import HEAD, Head
 from gateway.house import Gateway
 from gateway.openai import Malformed
