@@ -9,7 +9,7 @@ import click
 SUBCOMMANDS = {
     "admin-key": "gateway.terminal.admin_key:admin_key",
     "bench": "gateway.bench.command:bench",
-    "chat": "gateway.chat:chat",
+    "chat": "gateway.terminal.chat:chat",
     "completion": "gateway.terminal.completion:completion",
     "doctor": "gateway.doctor:doctor",
     "export": "gateway.exports.command:export",

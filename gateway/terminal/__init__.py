@@ -1,4 +1,6 @@
-"""The administration from a terminal: commands over the admin API of a running gateway, here or elsewhere.
+"""Commands for a terminal: the administration over the admin API of a running gateway, here or elsewhere, or in its
+store; and a chat.
 
-Each prints a table for people or, with ``--json``, what the API answered. Nothing of the server imports this.
+Those of the administration print a table for people or, with ``--json``, what the API answered. Nothing of the server
+imports this.
 """

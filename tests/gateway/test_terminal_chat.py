@@ -13,7 +13,7 @@ from tests.builders import PATIENCE_S
 from tests.gateway.compatible_server import compatible_server
 
 ROOT = Path(__file__).parents[2]
-COMMAND = (sys.executable, "-c", "from gateway.chat import chat; chat()")
+COMMAND = (sys.executable, "-c", "from gateway.terminal.chat import chat; chat()")
 ENVIRONMENT = os.environ | {"PENSTOCK_API_KEY": "sk-test", "TERM": "dumb", "COLUMNS": "200"}
 
 
