@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.openai import Malformed
+from gateway.openai.pages import ends_of
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +66,7 @@ def page_of(models: Sequence[ModelInfo], query: ModelQuery) -> ModelPage:
     else:
         left = models if query.after_id is None else models[_place_of(models, query.after_id, "after_id") + 1 :]
         data = left[: query.limit]
-    first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
+    first_id, last_id = ends_of(data)
     return ModelPage(data=list(data), first_id=first_id, last_id=last_id, has_more=len(left) > len(data))
 
 

@@ -12,6 +12,7 @@ from gateway.batches.book import Batch
 from gateway.bodies import body_of
 from gateway.errors import InvalidRequest
 from gateway.house import GATEWAY, Gateway
+from gateway.openai.pages import ends_of
 
 ENDPOINT = "batches"
 """The scope."""
@@ -40,7 +41,7 @@ async def every(request: web.Request) -> web.Response:
     query = openai.BatchQuery() if not request.query else query_of(request, openai.BatchQuery)
     batches, has_more = await gw.batches.page(caller.tenant_id, query.after, query.limit)
     data = [shaped(batch) for batch in batches]
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
+    first, last = ends_of(data)
     return _json(openai.BatchList(data=data, first_id=first, last_id=last, has_more=has_more))
 
 

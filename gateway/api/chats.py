@@ -25,6 +25,7 @@ from gateway.chats.shapes import (
 from gateway.chats.shelf import Kept, is_id
 from gateway.house import GATEWAY, Gateway
 from gateway.openai.decoding import decoded
+from gateway.openai.pages import ends_of, page_of
 
 SCOPE = "chat.completions"
 ROOT = "/v1/chat/completions"
@@ -39,7 +40,7 @@ async def every(request: web.Request) -> web.StreamResponse:
     if query.after is not None and not is_id(query.after):
         raise errors.InvalidRequest(f"Chat completion with id '{query.after[:80]}' not found.", param="after")
     page, has_more = await gw.chats.page(caller.tenant_id, query)
-    first_id, last_id = (page[0].id, page[-1].id) if page else (None, None)
+    first_id, last_id = ends_of(page)
     data = [Raw(kept.shown()) for kept in page]
     return _json(KeptPage(data=data, first_id=first_id, last_id=last_id, has_more=has_more))
 
@@ -53,16 +54,9 @@ async def messages(request: web.Request) -> web.StreamResponse:
     _, kept = await _found(request)
     query = query_of(request, ChatMessageQuery)
     given = [KeptMessage.of(message, kept.id, number) for number, message in enumerate(kept.asked())]
-    if query.order == "desc":
-        given.reverse()
-    if query.after is not None:
-        place = next((number for number, message in enumerate(given, 1) if message.id == query.after), None)
-        if place is None:
-            raise errors.InvalidRequest(f"Message with id '{query.after[:80]}' not found.", param="after")
-        given = given[place:]
-    page = given[: query.limit]
-    first_id, last_id = (page[0].id, page[-1].id) if page else (None, None)
-    return _json(KeptMessages(data=page, first_id=first_id, last_id=last_id, has_more=len(given) > len(page)))
+    page, has_more = page_of(given, query, "Message")
+    first_id, last_id = ends_of(page)
+    return _json(KeptMessages(data=page, first_id=first_id, last_id=last_id, has_more=has_more))
 
 
 async def change(request: web.Request) -> web.StreamResponse:

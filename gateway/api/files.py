@@ -14,6 +14,7 @@ from gateway.auth import Caller
 from gateway.errors import RangeNotSatisfiable
 from gateway.files import File
 from gateway.house import GATEWAY, Gateway
+from gateway.openai.pages import ends_of
 
 ENDPOINT = "files"
 """The scope."""
@@ -39,7 +40,7 @@ async def every(request: web.Request) -> web.Response:
         caller.tenant_id, query.after, query.limit, query.order == "desc", query.purpose
     )
     data = [body_of(file) for file in files]
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
+    first, last = ends_of(data)
     return _json(openai.FileList(data=data, first_id=first, last_id=last, has_more=has_more))
 
 

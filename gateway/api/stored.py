@@ -12,6 +12,7 @@ from gateway import errors, head
 from gateway.api.request import query_of
 from gateway.auth import Caller
 from gateway.house import GATEWAY, Gateway
+from gateway.openai.pages import page_of
 from gateway.reply.events import EventStream
 from gateway.responses.reading import relay
 from gateway.responses.requests import Include
@@ -80,14 +81,7 @@ async def input_items(request: web.Request) -> web.StreamResponse:
     chain = await gw.responses.shelf.chain(caller.tenant_id, kept.id)
     before = [item for earlier in chain[:-1] for item in (*earlier.items(), *earlier.response().output)]
     items = [*before, *kept.items()]
-    if query.order == "desc":
-        items.reverse()
-    if query.after is not None:
-        place = next((number for number, item in enumerate(items, 1) if item.id == query.after), None)
-        if place is None:
-            raise errors.InvalidRequest(f"Item with id '{query.after[:80]}' not found.", param="after")
-        items = items[place:]
-    return _json(ItemList.of(items[: query.limit], len(items) > query.limit))
+    return _json(ItemList.of(*page_of(items, query, "Item")))
 
 
 def routes() -> list[web.RouteDef]:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway import errors, failures, openai
+from gateway.openai.pages import ends_of
 from gateway.responses.items import AnyItem
 from gateway.responses.requests import (
     ConversationRef,
@@ -160,7 +161,7 @@ class ItemList(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, page: list[AnyItem], has_more: bool) -> ItemList:
-        first_id, last_id = (page[0].id, page[-1].id) if page else (None, None)
+        first_id, last_id = ends_of(page)
         return cls(data=page, first_id=first_id, last_id=last_id, has_more=has_more)
 
 

@@ -20,6 +20,7 @@ from gateway.admin.organization import projects
 from gateway.admin.organization.shapes import Listing, OpenAIEndpoint, check_belongs, ours
 from gateway.admin.problems import Conflict, NotThere
 from gateway.admin.words import Written
+from gateway.openai.pages import ends_of
 from policies.policy import ANY, Ceiling, Policy
 
 PATH = projects.ONE + "/rate_limits"
@@ -83,7 +84,7 @@ async def every(ask: Ask[RateLimitQuery, Nothing]) -> Listing[RateLimit]:
     ]
     shown = models[: query.limit] if query.before is None else models[-query.limit :]
     limits = [shaped(policy, model) for model in shown]
-    first_id, last_id = (limits[0].id, limits[-1].id) if limits else (None, None)
+    first_id, last_id = ends_of(limits)
     return Listing(limits, first_id, last_id, len(models) > len(limits))
 
 
