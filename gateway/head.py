@@ -151,6 +151,17 @@ def new_request_id() -> str:
     return f"req_{time.time_ns() // 1_000_000 << 80 | _ids.getrandbits(80):032x}"
 
 
+def part_ids(request_id: str, num_parts: int) -> list[str]:
+    """What each prompt of a request is called to whoever answers it: as the request, or where there are several by the
+    request's id and its number, from 0."""
+    return [request_id] if num_parts == 1 else [f"{request_id}-{number}" for number in range(num_parts)]
+
+
+def whole_id(part_id: str) -> str:
+    """The request's, by one of ``part_ids``."""
+    return part_id.partition("-")[0]
+
+
 def _learn_names() -> None:
     """CPython keeps attributes within their object, and in no dictionary, which each object would have to be given, as
     long as they have names that those of the class's first objects had, and no more than 29 of them. When that many

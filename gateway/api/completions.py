@@ -16,7 +16,7 @@ from gateway.api.answer import give
 from gateway.api.request import fingerprint, loaded, room_for
 from gateway.auth import Caller
 from gateway.bodies import parsed, taken_body_of
-from gateway.head import HEAD
+from gateway.head import HEAD, part_ids
 from gateway.house import Gateway
 from gateway.text import Text
 from policies import wire
@@ -71,7 +71,7 @@ async def prepared(
     asked_tokens = DEFAULT_MAX_TOKENS if call.max_tokens is None else max(1, call.max_tokens)
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
     bad_words = await text.bad_words(call.bad_words, caller.tenant_id) if call.bad_words else ()
-    parts, num_scores = [], 0
+    parts, num_scores, ids = [], 0, part_ids(noted.request_id, len(prompts))
     for number, prompt in enumerate(prompts):
         room = room_for(len(prompt), facts, "prompt")
         sampling = openai.sampling(call, min(asked_tokens, room), facts.vocab_size, bad_words)
@@ -82,11 +82,8 @@ async def prepared(
             num_scores += len(prompt) * (1 + sampling.num_prompt_logprobs) * call.num_sequences
         if num_scores > MAX_SCORES:
             raise openai.Malformed(f"'echo' with 'logprobs' gives at most {MAX_SCORES} numbers", "logprobs")
-        request_id = noted.request_id
-        if len(prompts) > 1:
-            request_id = f"{request_id}-{number}"
         submit = wire.Submit(
-            request_id, prompt, sampling, call.num_sequences, 0, salt, noted.traceparent, grammar=grammar
+            ids[number], prompt, sampling, call.num_sequences, 0, salt, noted.traceparent, grammar=grammar
         )
         preamble = (texts[number] if texts else text.decode(prompt)) if call.echo else ""
         parts.append(reply.Part(submit, preamble))

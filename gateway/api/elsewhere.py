@@ -12,7 +12,7 @@ from aiohttp import web
 from gateway import errors, openai, reply
 from gateway.api.request import fingerprint_of
 from gateway.auth import Caller
-from gateway.head import HEAD
+from gateway.head import HEAD, part_ids
 from gateway.house import Gateway
 from gateway.reply.told import ToldChoice, ToldPart, ToldText
 from gateway.text import Text
@@ -126,14 +126,15 @@ async def completion(
     if call.prompt is None:
         raise openai.Malformed("Missing required parameter: 'prompt'.", "prompt", "missing_required_parameter")
     prompts: list[Any] = list(call.texts or call.token_ids)
-    text, request_id = pool.text, request[HEAD].request_id
+    text = pool.text
     asked_tokens = DEFAULT_MAX_TOKENS if call.max_tokens is None else call.max_tokens
     if text is not None and call.texts:
         ids = await text.encode(call.texts, call.add_special_tokens is not False, tenant_id=caller.tenant_id)
     else:
         ids = [_ids(prompt) for prompt in prompts]
     parts = []
-    for number, (prompt, prompt_ids) in enumerate(zip(prompts, ids, strict=True)):
+    names = part_ids(request[HEAD].request_id, len(prompts))
+    for part_id, prompt, prompt_ids in zip(names, prompts, ids, strict=True):
         most = _room(pool, len(prompt_ids), asked_tokens, "prompt")
         asked = Asked(
             "completions",
@@ -144,7 +145,6 @@ async def completion(
             _most_completion(asked_tokens, call.num_sequences),
             text is not None or isinstance(prompt, list),
         )
-        part_id = request_id if len(prompts) == 1 else f"{request_id}-{number}"
         sampling = openai.sampling(call, most, VOCABULARY)
         alone = msgspec.structs.replace(call, prompt=prompt, best_of=None)
         here = await _here(gw, way, alone, prepare)

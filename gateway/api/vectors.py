@@ -16,7 +16,7 @@ from gateway.api.request import fingerprint, loaded
 from gateway.auth import Caller
 from gateway.bodies import parsed, taken_body_of
 from gateway.errors import ContextLengthExceeded, InvalidRequest
-from gateway.head import HEAD
+from gateway.head import HEAD, part_ids
 from gateway.house import Gateway
 from gateway.text import Text
 from policies import wire
@@ -215,11 +215,10 @@ def _answer(
     """The rest of the way is that of all answers."""
     noted = request[HEAD]
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
-    parts = []
+    parts, ids = [], part_ids(noted.request_id, len(asked))
     for number, (prompt, pooling) in enumerate(asked):
         _check(prompt, facts, param, number)
-        part_id = noted.request_id if len(asked) == 1 else f"{noted.request_id}-{number}"
-        submit = wire.Submit(part_id, prompt, NOTHING_WRITTEN, 1, 0, salt, noted.traceparent, pooling=pooling)
+        submit = wire.Submit(ids[number], prompt, NOTHING_WRITTEN, 1, 0, salt, noted.traceparent, pooling=pooling)
         parts.append(reply.Part(submit))
     order = gw.dispatch.order(caller, call.service_tier, len(asked[0][0]), 0)
     model = fingerprint(facts, gw.dispatch.adapter_id(call.model))

@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from gateway import openai
 from gateway.errors import RequestFailed
+from gateway.head import whole_id
 from gateway.parsers import Parser, Said
 from gateway.reply import long
 from gateway.reply.choices import ChatLogprobs, Choice, CompletionLogprobs, Logprobs
@@ -103,7 +104,7 @@ class Answer:
         """``service_tier``: the one that serves it. ``parsers``: makes one for each choice, where they need one."""
         self.call = call
         self.service_tier = service_tier
-        self.id = self._id_prefix + parts[0].submit.request_id.removeprefix("req_").partition("-")[0]
+        self.id = self._id_prefix + whole_id(parts[0].submit.request_id).removeprefix("req_")
         self.created = int(time.time())
         """Unix seconds."""
         self.fingerprint = fingerprint

@@ -16,6 +16,7 @@ from gateway import errors, openai
 from gateway.clock import Clock
 from gateway.flight import Flight
 from gateway.flights import launched
+from gateway.head import part_ids
 from gateway.parsers import Content, Reasoning, ToolArguments, ToolCallBegin, ToolInput
 from gateway.pieces import Counted, Piece
 from gateway.reply.answers import Answer
@@ -58,8 +59,7 @@ class Here:
         assert self._ready is not None
         answer, order = self._ready
         request, parts = call.request, list(answer.parts.values())
-        for number, part in enumerate(parts):
-            request_id = request.request_id if len(parts) == 1 else f"{request.request_id}-{number}"
+        for request_id, part in zip(part_ids(request.request_id, len(parts)), parts, strict=True):
             part.submit = msgspec.structs.replace(part.submit, request_id=request_id, traceparent=request.traceparent)
         answer.parts = {part.submit.request_id: part for part in parts}
 
