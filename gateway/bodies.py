@@ -12,7 +12,7 @@ from aiohttp import StreamReader, hdrs, web
 
 from gateway.errors import BodyTimeout, UnsupportedMediaType
 from gateway.head import HEAD
-from gateway.openai.keys import LONG_BYTES
+from gateway.openai.duplicate_keys import LONG_BYTES
 from gateway.unpacking import encoding_of, unpacked
 
 if TYPE_CHECKING:

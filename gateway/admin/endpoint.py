@@ -36,8 +36,8 @@ from gateway.background import to_its_end
 from gateway.bodies import body_of
 from gateway.errors import StoreUnavailable
 from gateway.house import GATEWAY, Gateway
+from gateway.openai.duplicate_keys import check_keys, quotes_in
 from gateway.openai.failures import Malformed
-from gateway.openai.keys import check_keys, quotes_in
 from gateway.store import is_away
 
 Q = TypeVar("Q")

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.openai.choices import choices_at
+from gateway.openai.duplicate_keys import check_keys, count_quotes
 from gateway.openai.failures import Malformed
-from gateway.openai.keys import check_keys, count_quotes
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.openai import Malformed, keys, parse_chat
+from gateway.openai import Malformed, duplicate_keys, parse_chat
 
 TEXT = st.text(st.sampled_from('"\\:{},n\n\0u0é🙂 '), max_size=8)
 VALUE = st.recursive(
@@ -27,7 +27,7 @@ WRITTEN = st.fixed_dictionaries(
 
 
 def checked(body: bytes) -> None:
-    keys.check_keys(body, keys.count_quotes(body))
+    duplicate_keys.check_keys(body, duplicate_keys.count_quotes(body))
 
 
 @given(VALUE, WRITTEN)
@@ -92,20 +92,24 @@ def test_a_chat_passes_unless_a_key_of_it_is_there_twice(
 def test_a_long_body_is_counted_in_slices(value: Any, written: dict[str, Any], slice_bytes: int):
     body = json.dumps([value, "\\" * 9, '"'], **written).encode()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(keys, "LONG_BYTES", 0)
-        patched.setattr(keys, "SLICE_BYTES", slice_bytes)
-        in_slices = keys.count_quotes(body)
-    assert in_slices == keys.count_quotes(body)
+        patched.setattr(duplicate_keys, "LONG_BYTES", 0)
+        patched.setattr(duplicate_keys, "SLICE_BYTES", slice_bytes)
+        in_slices = duplicate_keys.count_quotes(body)
+    assert in_slices == duplicate_keys.count_quotes(body)
 
 
 @pytest.mark.parametrize("value", [[[]], [{}], ["a"], ["\\", '"'], {"a": "b"}, [None]])
 def test_a_long_body_has_so_many_parts_and_no_more(value: Any):
     inside = json.dumps(value)[1:-1]
-    most = keys.MAX_VALUES if value == [None] else keys.MAX_PARTS // len(value) // (1 + isinstance(value, dict))
-    outside = b'{"a": "%s", "b": ' % (b"[{,:" * keys.MAX_VALUES)  # in a string they are none
+    most = (
+        duplicate_keys.MAX_VALUES
+        if value == [None]
+        else duplicate_keys.MAX_PARTS // len(value) // (1 + isinstance(value, dict))
+    )
+    outside = b'{"a": "%s", "b": ' % (b"[{,:" * duplicate_keys.MAX_VALUES)  # in a string they are none
     few, many = (f"{', '.join([inside] * number)}".encode() for number in (most - 10, most + 10))
     opening, closing = (b"{", b"}") if isinstance(value, dict) else (b"[", b"]")
-    assert keys.count_quotes(outside + opening + few + closing + b"}") > 0
+    assert duplicate_keys.count_quotes(outside + opening + few + closing + b"}") > 0
     with pytest.raises(Malformed) as refused:
-        keys.count_quotes(outside + opening + many + closing + b"}")
+        duplicate_keys.count_quotes(outside + opening + many + closing + b"}")
     assert refused.value.code == "too_many_parts"
