@@ -2,8 +2,8 @@
 
 #pragma once
 
-#include "behind.h"
 #include "finish.h"
+#include "prefetch.h"
 
 #if defined(HAVE_TILES)
 
@@ -55,7 +55,7 @@ class ArrivingCoded {
 // A panel that is in a cache already, while the next one arrives.
 struct Arrived {
     const bf16* at;
-    BehindSteps next;
+    PrefetchSteps next;
     int64_t number = 0;
 
     const bf16* step() {

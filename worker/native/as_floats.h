@@ -11,7 +11,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "lines.h"
+#include "aligned.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -307,7 +307,7 @@ struct Product {
         // As many tasks for each thread as for the others.
         const int64_t most = BLOCK_PANELS * team.size(), groups = std::min(panels, (panels + most - 1) / most * team.size());
         const int64_t group = (panels + groups - 1) / groups;
-        static thread_local Lines<float> sums;
+        static thread_local AlignedBuffer<float> sums;
         sums.grow(of_block * MOST_ROWS * group * PANEL);
         team.each(blocks * groups, 1, [&](int64_t task) {
             const int64_t first = std::min(task / groups * of_block, tiles), left = task % groups * group;
@@ -327,7 +327,7 @@ inline void lay(const float* x, int64_t rows, int64_t size, int64_t tile, float*
 
 inline void linear(const Matrix& matrix, const float* x, int64_t rows, float* y, int threads) {
     if (!rows) return;
-    static Lines<float> laid;
+    static AlignedBuffer<float> laid;
     const int64_t work = matrix.size * matrix.columns * matrix.bits() / 8;
     if (work + matrix.size * matrix.columns / 64 * rows < ALONE) threads = 1;
     if (rows > 1) laid.grow(rows * matrix.size);

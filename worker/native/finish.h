@@ -2,10 +2,10 @@
 
 #pragma once
 
+#include "aligned.h"
 #include "coded.h"
 #include "expansion.h"
 #include "laid.h"
-#include "lines.h"
 #include "output.h"
 
 #if defined(__AVX512BF16__)
@@ -41,7 +41,7 @@ struct Matrix {
         return decoded;
     }
     static bf16* room_for(int64_t inputs) {
-        static thread_local Lines<bf16> decoded;
+        static thread_local AlignedBuffer<bf16> decoded;
         decoded.grow(inputs * PANEL);
         return decoded.begin();
     }

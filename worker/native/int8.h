@@ -5,11 +5,11 @@
 
 #pragma once
 
-#include "behind.h"
 #include "int8_matrix.h"
 #include "int8_row.h"
 #include "int8_tiles.h"
 #include "interleaved.h"
+#include "prefetch.h"
 #include "team.h"
 
 #if defined(HAVE_INT8)
@@ -33,7 +33,7 @@ struct Product {
     // Sums [R][2][16] of R rows of a tile of x: what is read of the matrix serves all of them, and what is read of x both halves of the
     // panel. ARRIVES: the panel comes from memory, not from a cache. ``next`` comes meanwhile, and ``others`` have a turn now and then.
     template <int R, bool ARRIVES, typename Others>
-    [[gnu::always_inline]] void sum(int64_t first, int64_t panel, BehindSteps& next, int32_t* to, Others& others) const {
+    [[gnu::always_inline]] void sum(int64_t first, int64_t panel, PrefetchSteps& next, int32_t* to, Others& others) const {
         const int8_t* from = x.row(first);
         const uint8_t* tile = matrix.panel_at(panel);
         const int64_t every = std::max<int64_t>(1, steps() / MANY);
@@ -69,7 +69,7 @@ struct Product {
 
     // Everything but storing is done before the claim is asked, so that they are hardly ever being written while a thread is put aside.
     template <int R, bool ARRIVES>
-    void some(int64_t first, int64_t panel, Claim& claim, BehindSteps& next) const {
+    void some(int64_t first, int64_t panel, Claim& claim, PrefetchSteps& next) const {
         alignas(64) int32_t held[R * COLUMNS];
         Nothing none;
         sum<R, ARRIVES>(first, panel, next, held, none);
@@ -83,7 +83,7 @@ struct Product {
 
     // All rows of a panel, by VNNI.
     void all(int64_t panel, Claim& claim) const {
-        BehindSteps next;
+        PrefetchSteps next;
         switch (rows) {
             case 1: return some<1, true>(0, panel, claim, next);
             case 2: return some<2, true>(0, panel, claim, next);
@@ -96,7 +96,7 @@ struct Product {
     }
 
     // Rows [first, last), of which the first begins a tile.
-    void each_some(int64_t first, int64_t last, int64_t panel, Claim& claim, BehindSteps next) const {
+    void each_some(int64_t first, int64_t last, int64_t panel, Claim& claim, PrefetchSteps next) const {
         auto in_between = [&](auto result) { between<decltype(result)::value>(first, last, panel, claim, next); };
         if (last - first > MANY && output.if_simple(matrix.columns, matrix.apart, in_between)) return;
         some<MANY, true>(first, panel, claim, next);
@@ -105,7 +105,7 @@ struct Product {
 
     // The same of more than MANY, and what is summed is made into y while the next rows are.
     template <Result RESULT>
-    void between(int64_t first, int64_t last, int64_t panel, Claim& claim, BehindSteps next) const {
+    void between(int64_t first, int64_t last, int64_t panel, Claim& claim, PrefetchSteps next) const {
         alignas(64) int32_t held[2][MANY * COLUMNS];
         const int64_t width = RESULT == GATED ? matrix.columns / 2 : matrix.columns;
         bf16* to = (bf16*)output.y + first * width + matrix.left(panel);
@@ -121,7 +121,7 @@ struct Product {
     }
 
     template <bool ARRIVES, typename Others>
-    [[gnu::noinline]] void eight(int64_t first, int64_t panel, BehindSteps& next, int32_t* to, Others& others) const {
+    [[gnu::noinline]] void eight(int64_t first, int64_t panel, PrefetchSteps& next, int32_t* to, Others& others) const {
         sum<MANY, ARRIVES>(first, panel, next, to, others);
     }
 

@@ -2,8 +2,8 @@
 
 #pragma once
 
-#include "behind.h"
 #include "int8_matrix.h"
+#include "prefetch.h"
 #include "team.h"
 
 #if defined(HAVE_INT8) && defined(HAVE_TILES)

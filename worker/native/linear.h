@@ -7,9 +7,9 @@
 
 #pragma once
 
+#include "aligned.h"
 #include "arriving.h"
 #include "finish.h"
-#include "lines.h"
 #include "pairs.h"
 #include "singles.h"
 #include "team.h"
@@ -91,7 +91,7 @@ struct Product {
         bf16* held = is_coded ? Matrix::room_for(is_kept ? matrix.size : ArrivingCoded::HELD * DEPTH) : nullptr;
         auto by = [&](auto arriving) { multiply_arriving(tiles, matrix.size * sizeof(bf16), steps, arriving, sums); };
         const bf16* packed = is_coded ? held : (const bf16*)matrix.address(panel);
-        if (tile) by(Arrived{packed, BehindSteps(matrix.address(panel + 1), matrix.panel_bytes(), steps)});
+        if (tile) by(Arrived{packed, PrefetchSteps(matrix.address(panel + 1), matrix.panel_bytes(), steps)});
         else if (is_coded) by(ArrivingCoded(matrix, panel, held, is_kept));
         else by(ArrivingPacked{packed});
     }
@@ -131,7 +131,7 @@ struct Product {
         const bool is_coded = matrix.coded.panels, is_whole = to - from == matrix.size;
         const int64_t pairs = (last - first + 1) / 2, steps = (to - from) / DEPTH;
         const int64_t pieces = (steps + HELD - 1) / HELD, held = (steps + pieces - 1) / pieces;
-        static thread_local Lines<bf16> decoded;
+        static thread_local AlignedBuffer<bf16> decoded;
         if (is_coded) decoded.grow(2 * steps * 2 * TILE_SIZE);
         auto place = [&](int64_t panel) { return decoded.begin() + panel % 2 * steps * 2 * TILE_SIZE; };
         auto begin_decoding = [&](int64_t panel) {
@@ -259,8 +259,8 @@ struct Product {
         const int64_t most = num_slices > 1 ? SLICED_PANELS : GROUP_PANELS, threads = team.size();
         const int64_t groups = std::min(panels, (panels + most * threads - 1) / (most * threads) * threads);
         const int64_t group = (panels + groups - 1) / groups;
-        static thread_local Lines<float> sums;
-        static thread_local Lines<bf16> laid;
+        static thread_local AlignedBuffer<float> sums;
+        static thread_local AlignedBuffer<bf16> laid;
         sums.grow(block_tiles / 2 * (num_slices > 1 ? group : 1) * 4 * TILE * TILE);
         if (!is_laid) laid.grow(block_tiles * TILE * slice);
         Meanwhile meanwhile{Finish(matrix, output, expansion), {}};

@@ -6,11 +6,11 @@
 
 #pragma once
 
-#include "behind.h"
 #include "beside.h"
 #include "coded_rows.h"
 #include "finish.h"
 #include "interleaved.h"
+#include "prefetch.h"
 
 #if defined(__AVX512BF16__)
 
@@ -72,7 +72,7 @@ struct PairProduct {
     template <bool AHEAD, bool TWICE>
     void all(int64_t panel, Claim& claim) const {
         alignas(64) float sums[2 * TILE * TILE];
-        Behind next(matrix.address(panel + 1), matrix.panel_bytes(), steps_of(rows) * TILE);
+        Prefetch next(matrix.address(panel + 1), matrix.panel_bytes(), steps_of(rows) * TILE);
         Finish finish(matrix, output, expansion, passes_caches());
         for (int64_t first = 0; first < rows; first += TILE) {
             const int64_t count = std::min<int64_t>(TILE, rows - first);
@@ -154,7 +154,7 @@ struct PairProduct {
     // on, and ``others`` have a turn now and then.
     template <typename Others, typename Summed>
     bool block(int64_t first, int64_t last, int64_t panel, float* sums, Others& others, const Summed& summed) const {
-        BehindSteps after(matrix.address(panel + 1), matrix.panel_bytes(), steps_of(last - first));
+        PrefetchSteps after(matrix.address(panel + 1), matrix.panel_bytes(), steps_of(last - first));
         const bool is_coded = matrix.coded.panels;
         const bf16* tile = is_coded ? Matrix::room_for(matrix.size) : (const bf16*)matrix.address(panel);
         // Of what is coded the next panel is not there yet.
@@ -183,7 +183,7 @@ struct PairProduct {
     // Eight rows, of which some may lie behind the last, into their part of the sums of a tile. That they lie at fixed distances
     // leaves the compiler registers enough. While the last steps are summed the first of ``next`` arrive in the first cache.
     template <typename Others>
-    [[gnu::noinline]] void eight(Go own, Go next, BehindSteps& after, float* to, Others& others) const {
+    [[gnu::noinline]] void eight(Go own, Go next, PrefetchSteps& after, float* to, Others& others) const {
         const int64_t steps = matrix.size / DEPTH, quiet = std::max<int64_t>(0, steps - LAST_STEPS);
         const int64_t every = std::max<int64_t>(1, steps / MANY);
         int64_t turn = every;
@@ -275,7 +275,7 @@ struct PairProduct {
 
     // As many as there are, or one more, and at most MANY.
     template <bool ARRIVES, bool AHEAD, bool TWICE>
-    void up_to(int64_t first, int64_t count, int64_t panel, Behind& next, float* sums) const {
+    void up_to(int64_t first, int64_t count, int64_t panel, Prefetch& next, float* sums) const {
         if (count == 1) some<1, ARRIVES, AHEAD, TWICE>(first, panel, next, sums);
         else if (count == 2) some<2, ARRIVES, AHEAD, TWICE>(first, panel, next, sums);
         else if (count <= 4) some<4, ARRIVES, AHEAD, TWICE>(first, panel, next, sums);
@@ -286,7 +286,7 @@ struct PairProduct {
     // R rows, into their part of the sums [2][16][16] of a tile; the last one as often as there are too few. ARRIVES: the panel
     // comes from memory, not from a cache.
     template <int R, bool ARRIVES, bool AHEAD, bool TWICE>
-    void some(int64_t first, int64_t panel, Behind& next, float* to) const {
+    void some(int64_t first, int64_t panel, Prefetch& next, float* to) const {
         const bf16* from[R];
         for (int row = 0; row < R; ++row) from[row] = x + std::min(first + row, rows - 1) * matrix.size;
         if (!matrix.coded.panels) return some_plain<R, ARRIVES, AHEAD, TWICE>(from, (const bf16*)matrix.address(panel), next, to);
@@ -316,7 +316,7 @@ struct PairProduct {
     }
 
     template <int R, bool ARRIVES, bool AHEAD, bool TWICE>
-    void some_plain(const bf16* (&from)[R], const bf16* tile, Behind& next, float* to) const {
+    void some_plain(const bf16* (&from)[R], const bf16* tile, Prefetch& next, float* to) const {
         const int64_t steps = matrix.size / DEPTH;
         __m512 sums[R][2];
         for (auto& of_row : sums) of_row[0] = of_row[1] = _mm512_setzero_ps();

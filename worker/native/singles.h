@@ -5,8 +5,8 @@
 
 #pragma once
 
+#include "aligned.h"
 #include "floats.h"
-#include "lines.h"
 #include "pairs.h"
 
 #if defined(__AVX512BF16__)
@@ -36,7 +36,7 @@ struct SingleProduct {
     // Every thread of the team calls it.
     void run(Team& team) const {
         if (rows > FEW_ROWS) return many(team);
-        static thread_local Lines<float> held;
+        static thread_local AlignedBuffer<float> held;
         const Rows all(rows, matrix.coded.panels && rows <= 16 ? DECODED_MOST : AT_ONCE);
         held.grow(all.padded() * matrix.size);
         widen(all, 0, 0, matrix.size, held.begin());
@@ -216,7 +216,7 @@ struct SingleProduct {
     bool passes_caches() const { return PairProduct::passes_caches(output, rows, matrix); }
 
     void many(Team& team) const {
-        static thread_local Lines<float> held_rows, held_panel, held_sums;
+        static thread_local AlignedBuffer<float> held_rows, held_panel, held_sums;
         const int64_t panels = matrix.num_panels(), blocks = (rows + BLOCK - 1) / BLOCK;
         const int64_t block_rows = ((rows + blocks - 1) / blocks + TILE - 1) / TILE * TILE;
         const int64_t num_slices = (block_rows * matrix.size * 4 + HELD_BYTES - 1) / HELD_BYTES;

@@ -5,10 +5,10 @@
 #include <cstring>
 #include <vector>
 
+#include "float_order.h"
 #include "lanes.h"
 #include "masks.h"
 #include "maxima.h"
-#include "order.h"
 #include "podium.h"
 
 namespace {

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "adapt.h"
+#include "any_matrix.h"
 #include "attend.h"
-#include "any.h"
 
 #if defined(HAVE_WHOLE)
 

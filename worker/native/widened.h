@@ -113,7 +113,7 @@ struct WidenedProduct {
             const int8::Product product = {wide, x, rows, output};
             for (int64_t panel = left; panel < right; ++panel) {
                 Claim claim(nullptr, 0);
-                product.each_some(first * SIDE, std::min(last * SIDE, rows), panel, claim, BehindSteps());
+                product.each_some(first * SIDE, std::min(last * SIDE, rows), panel, claim, PrefetchSteps());
             }
         });
     }

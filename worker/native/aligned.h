@@ -10,7 +10,7 @@ namespace {
 
 // Memory that begins with a cache line.
 template <typename T>
-class Lines {
+class AlignedBuffer {
     std::vector<T> held_;
 
   public:

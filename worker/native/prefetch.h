@@ -1,4 +1,4 @@
-// What is read next, on its way into the second cache: memory is as busy then as the multipliers are.
+// What is multiplied next, asked of memory ahead of time, into the second cache: memory is as busy then as the multipliers are.
 
 #pragma once
 
@@ -7,15 +7,15 @@
 
 namespace {
 
-class Behind {
+class Prefetch {
     const char *at_ = nullptr, *end_ = nullptr;
     int64_t rest_ = 0;  // of a turn's number, whose turn it is where it is 0
 
   public:
-    Behind() = default;  // nothing
+    Prefetch() = default;  // nothing
 
     // So many bytes within so many turns at least; some lines of a cache with every so many of them.
-    Behind(const void* begin, int64_t bytes, int64_t turns) : at_((const char*)begin), end_(at_ + bytes) {
+    Prefetch(const void* begin, int64_t bytes, int64_t turns) : at_((const char*)begin), end_(at_ + bytes) {
         int64_t every = 1;
         while (2 * every * bytes <= 64 * turns) every *= 2;
         rest_ = every - 1;
@@ -28,13 +28,13 @@ class Behind {
 };
 
 // The same in turns so rare that there may be fewer of them than lines.
-class BehindSteps {
-    Behind next_;
+class PrefetchSteps {
+    Prefetch next_;
     int64_t lines_ = 1;
 
   public:
-    BehindSteps() = default;
-    BehindSteps(const void* begin, int64_t bytes, int64_t steps)
+    PrefetchSteps() = default;
+    PrefetchSteps(const void* begin, int64_t bytes, int64_t steps)
         : next_(begin, bytes, steps), lines_(std::max<int64_t>(1, (bytes + 64 * steps - 1) / (64 * steps))) {}
 
     void fetch(int64_t step) { next_.fetch(step, lines_); }
