@@ -121,7 +121,7 @@ def _rules_of(limits: Limits, scope: Scope, name: str) -> list[Rule]:
     ]
 
 
-def divided(rule: Rule, num_gateways: int, spent_micros: int = 0, held_micros: int = 0) -> Rule:
+def divided(rule: Rule, num_gateways: int, spent_micros: int, held_micros: int = 0) -> Rule:
     """One gateway's part of a ceiling while the gateways cannot count together: of money, a part of what was left when
     they last could, less what its own requests hold of that; of everything else at least 1."""
     if rule.kind == "money":

@@ -34,7 +34,7 @@ def salt_of(secret: bytes, tenant_id: str, group: str = "") -> bytes:
     return blake2b(owner.encode(), digest_size=16, key=secret[:64], person=b"penstock salt").digest()
 
 
-def root_of(salt: bytes, adapter: str, kv_dtype: str = "auto") -> bytes:
+def root_of(salt: bytes, adapter: str, kv_dtype: str) -> bytes:
     """The salt of what is computed with this adapter, by its id; "": without any; and kept so, as ``engine.kv_dtype``
     says. Equal tokens have other keys and values under another adapter, under another version of the same, and in
     another type."""

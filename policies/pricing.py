@@ -88,7 +88,7 @@ def cost_micros(price: Price | Rates, usage: Usage, cache_outcome: str = "miss",
     return _half_even(cost)
 
 
-def quantities(usage: Usage, cache_outcome: str = "miss", engine_us: int = 0, num_requests: int = 1) -> dict[Kind, int]:
+def quantities(usage: Usage, cache_outcome: str, engine_us: int, num_requests: int = 1) -> dict[Kind, int]:
     """What is paid for, without what there is none of: tokens, requests, and microseconds of the engine."""
     found: dict[Kind, int]
     if cache_outcome in FROM_CACHE:

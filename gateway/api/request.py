@@ -72,7 +72,7 @@ def room_for(num_prompt_tokens: int, facts: wire.Ready, param: str) -> int:
     return room
 
 
-def fingerprint(facts: wire.Ready, adapter_id: str = "") -> str:
+def fingerprint(facts: wire.Ready, adapter_id: str) -> str:
     """``system_fingerprint``: the same as long as the same seed gives the same tokens."""
     # Ranks add up in an order of their own.
     layout = () if facts.num_ranks == 1 else (facts.tensor_parallel, facts.pipeline_parallel)

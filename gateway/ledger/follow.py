@@ -107,7 +107,7 @@ class Follower:
                     break
         return Batch(entries, moves)
 
-    async def stretch(self, max_rows: int, but: Collection[int] = ()) -> Move | None:
+    async def stretch(self, max_rows: int, but: Collection[int]) -> Move | None:
         """Where rows follow one chain's cursor with neither a gap nor a repeat: at most so many, and none of them read.
         None: there are no such rows, though ``next`` may find some. ``but``: chains to leave out. Raises what the
         database raises."""

@@ -58,7 +58,7 @@ class Budgets:
         limits: Limits,
         clock: Clock,
         came_late: asyncio.Event,
-        alert: Callable[[Alert], None] = lambda alert: None,
+        alert: Callable[[Alert], None],
         wall: Callable[[], float] = time.time,
     ) -> None:
         """``came_late`` is the ledger's, ``alert`` as that of ``Limits``."""

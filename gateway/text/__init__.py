@@ -179,7 +179,7 @@ class Text:
 
         return await self._by_and_by(tenant_id, prompts, [20 + len(prompt) for prompt in prompts], encode)
 
-    async def bad_words(self, words: Sequence[str], tenant_id: str = "") -> tuple[tuple[int, ...], ...]:
+    async def bad_words(self, words: Sequence[str], tenant_id: str) -> tuple[tuple[int, ...], ...]:
         """Token ids of words as they stand at the beginning of a text and, where that is another first token, behind a
         space (as in vLLM's ``SamplingParams.update_from_tokenizer``). Raises InvalidRequest."""
         plain = [word.lstrip() or word for word in words]
@@ -239,7 +239,7 @@ class Text:
         return await self._by_and_by(tenant_id, texts, [20 + len(text) for text in texts], cut)
 
     async def encode_infill(
-        self, prompts: Sequence[str], suffix: str, max_tokens: int | None = None, tenant_id: str = ""
+        self, prompts: Sequence[str], suffix: str, max_tokens: int | None, tenant_id: str
     ) -> tuple[list[list[int]], tuple[int, ...]]:
         """Token ids of prompts that end where something is to be filled in before ``suffix``, and what ends that;
         ``max_tokens`` of each part, as in ``encode_chat``. Raises InvalidRequest, also where the model has no tokens

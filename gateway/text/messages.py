@@ -15,8 +15,8 @@ from gateway.text.template import ChatTemplate
 
 def num_chars(
     messages: Sequence[openai.Message],
-    tools: Sequence[dict[str, Any]] | None = None,
-    switches: Mapping[str, Any] | None = None,
+    tools: Sequence[dict[str, Any]] | None,
+    switches: Mapping[str, Any] | None,
 ) -> int:
     """About how long the rendered conversation will be, if the template says all of it."""
     total = sum(map(_size, filter(None, (tools, switches))))

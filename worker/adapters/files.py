@@ -50,8 +50,8 @@ def read_adapter(
     dtype: torch.dtype,
     device: torch.device,
     max_bytes: int,
-    digest: str = "",
-    kernels: Library | None = None,
+    digest: str,
+    kernels: Library | None,
 ) -> Adapter:
     """Raises AdapterError; ``digest``: what the files must be, empty: whatever they are; ``kernels``: what it may be
     packed for.
@@ -83,7 +83,7 @@ def assembled(
     architecture: Architecture,
     dtype: torch.dtype,
     device: torch.device,
-    kernels: Library | None = None,
+    kernels: Library | None,
 ) -> Adapter:
     """In the engine's type, on its device, packed where the kernels take it."""
     placed = {

@@ -71,14 +71,14 @@ class FloatMatrix:
         return cls(FLOAT32, weight.float(), (weight.shape[0], weight.shape[1]), panel, None, bias)
 
     @classmethod
-    def of_codes(cls, codes: Tensor, scales: Tensor, panel: int, bias: Tensor | None = None) -> FloatMatrix:
+    def of_codes(cls, codes: Tensor, scales: Tensor, panel: int, bias: Tensor | None) -> FloatMatrix:
         """codes [columns, size] int8 or float8_e4m3fn, scales [columns]."""
         form = INT8 if codes.dtype is torch.int8 else FLOAT8
         return cls(form, codes.view(torch.int8), (codes.shape[0], codes.shape[1]), panel, scales, bias)
 
     @classmethod
     def of_int4(
-        cls, codes: Tensor, scales: Tensor, offsets: Tensor, group: int, panel: int, bias: Tensor | None = None
+        cls, codes: Tensor, scales: Tensor, offsets: Tensor, group: int, panel: int, bias: Tensor | None
     ) -> FloatMatrix:
         """As PackedInt4 takes them."""
         # The first of eight inputs is in the lowest bits already.

@@ -264,7 +264,7 @@ class Library:
         tokens = chosen[:]
         return [tokens[first : first + num_tries] for first in range(0, len(tokens), num_tries)]
 
-    def whole_bytes(self, network: Network, num_tokens: int, rank: int = 0) -> int:
+    def whole_bytes(self, network: Network, num_tokens: int, rank: int) -> int:
         """Of memory that ``whole`` computes so many tokens in, with adapters of such a rank at most."""
         return int(self._whole_bytes(ctypes.addressof(network), num_tokens, rank))
 

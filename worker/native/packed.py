@@ -152,7 +152,7 @@ class PackedInt8(_Packed):
 
     FORM = 1
 
-    def __init__(self, codes: Tensor, scales: Tensor, bias: Tensor | None = None, gated: bool = False) -> None:
+    def __init__(self, codes: Tensor, scales: Tensor, bias: Tensor | None, gated: bool = False) -> None:
         """scales [columns] float32"""
         super().__init__(codes.shape[0], codes.shape[1], gated)
         # Flipping the sign bit adds 128.
@@ -185,7 +185,7 @@ class PackedInt4(_Packed):
         scales: Tensor,
         offsets: Tensor,
         group: int,
-        bias: Tensor | None = None,
+        bias: Tensor | None,
         gated: bool = False,
         may_widen: bool = False,
     ) -> None:

@@ -33,7 +33,7 @@ def linear_of(form: Form, bias: Tensor | None = None, means: Means = ALONE, gate
     return linear
 
 
-def linear_by_head(weight: Tensor, means: Means = ALONE) -> Linear:
+def linear_by_head(weight: Tensor, means: Means) -> Linear:
     """``weight`` [num_heads, in, out]: see HeadLinear."""
     linear = HeadLinear(weight)
     return RepeatableLinear(linear) if means.is_repeatable else linear

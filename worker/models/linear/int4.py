@@ -45,9 +45,7 @@ class PackedInt4Linear:
 
     __slots__ = ("_kernels", "_order", "in_features", "out_features", "packed")
 
-    def __init__(
-        self, form: Int4, bias: Tensor | None, kernels: Library, gated: bool = False, is_repeatable: bool = False
-    ) -> None:
+    def __init__(self, form: Int4, bias: Tensor | None, kernels: Library, gated: bool, is_repeatable: bool) -> None:
         """``gated``: see linear_of; ``is_repeatable``: see Means."""
         self.out_features, self.in_features = form.shape
         self.packed = PackedInt4(form.codes, form.scales, form.offsets, form.group, bias, gated, not is_repeatable)

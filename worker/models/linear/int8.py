@@ -17,7 +17,7 @@ class Int8Linear:
 
     __slots__ = ("_kernels", "in_features", "out_features", "packed")
 
-    def __init__(self, form: Int8, bias: Tensor | None, kernels: Library, gated: bool = False) -> None:
+    def __init__(self, form: Int8, bias: Tensor | None, kernels: Library, gated: bool) -> None:
         """``gated``: see linear_of."""
         self.out_features, self.in_features = form.shape
         self.packed = PackedInt8(form.codes, form.scales, bias, gated)

@@ -26,10 +26,10 @@ class PlainLinear:
     def __init__(
         self,
         weight: Tensor,
-        bias: Tensor | None = None,
-        kernels: Library | None = None,
-        gated: bool = False,
-        may_code: bool = True,
+        bias: Tensor | None,
+        kernels: Library | None,
+        gated: bool,
+        may_code: bool,
     ) -> None:
         """``gated``: see linear_of; ``may_code``: see Means.codes."""
         self.out_features, self.in_features = weight.shape
