@@ -9,6 +9,7 @@ import shutil
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import msgspec
@@ -101,21 +102,24 @@ async def listening(address: str) -> None:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
     """A real one; where there is none, its tests are skipped, except in CI."""
-    with contextlib.ExitStack() as stack:
-        try:
-            server = stack.enter_context(postgresql.server())
-        except postgresql.Missing as missing:
-            skip(missing)
+    with started(postgresql) as server:
         yield server.url
 
 
 @pytest.fixture
 def fragile_postgres() -> Iterator[postgresql.PostgresServer]:
     """A real one of the test's own, to be killed or stalled; its database "postgres" is empty."""
+    with started(postgresql) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def started(kind: ModuleType) -> Iterator[Any]:
+    """A server of ``postgresql``'s kind or of ``redises``'."""
     with contextlib.ExitStack() as stack:
         try:
-            server = stack.enter_context(postgresql.server())
-        except postgresql.Missing as missing:
+            server = stack.enter_context(kind.server())
+        except kind.Missing as missing:
             skip(missing)
         yield server
 
@@ -207,22 +211,14 @@ def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> settings.S
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[redises.RedisServer]:
     """A real one; where there is none, its tests are skipped, except in CI. All tests share it, and none stops it."""
-    with contextlib.ExitStack() as stack:
-        try:
-            server = stack.enter_context(redises.server())
-        except redises.Missing as missing:
-            skip(missing)
+    with started(redises) as server:
         yield server
 
 
 @pytest.fixture
 def fragile_redis() -> Iterator[redises.RedisServer]:
     """A real one of the test's own, to be killed or stalled."""
-    with contextlib.ExitStack() as stack:
-        try:
-            server = stack.enter_context(redises.server())
-        except redises.Missing as missing:
-            skip(missing)
+    with started(redises) as server:
         yield server
 
 
