@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterable
 from decimal import Decimal
@@ -12,6 +11,7 @@ import openai
 
 from gateway.batches.book import Batch
 from policies.policy import Price
+from tests import builders
 from tests.builders import PATIENCE_S
 
 CHAT: Final = "/v1/chat/completions"
@@ -66,10 +66,7 @@ async def begun(
 
 async def when(client: openai.AsyncOpenAI, batch: Any, condition: Callable[[Any], bool]) -> Any:
     """The batch, as soon as it is so."""
-    async with asyncio.timeout(2 * PATIENCE_S):
-        while not condition(batch := await client.batches.retrieve(batch.id)):  # noqa: ASYNC110 (it tells nobody)
-            await asyncio.sleep(0.02)
-    return batch
+    return await builders.when(lambda: client.batches.retrieve(batch.id), condition, 2 * PATIENCE_S)
 
 
 async def over(client: openai.AsyncOpenAI, batch: Any) -> Any:

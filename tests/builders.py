@@ -7,9 +7,9 @@ import contextlib
 import heapq
 import itertools
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -25,6 +25,8 @@ from gateway.store import Store
 from policies import settings, terms, wire
 from policies.policy import Policy
 from policies.priority import Order
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120.0
@@ -121,6 +123,16 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
+
+
+async def when(
+    look: Callable[[], Awaitable[T]], wanted: Callable[[T], object] = bool, patience_s: float = PATIENCE_S
+) -> T:
+    """What ``look`` sees, as soon as it is ``wanted``: of a database or a server, which tells nobody."""
+    async with asyncio.timeout(patience_s):
+        while not wanted(seen := await look()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return seen
 
 
 @contextlib.asynccontextmanager

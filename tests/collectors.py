@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gzip
 import threading
@@ -16,7 +15,7 @@ import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as services
 
-from tests.builders import PATIENCE_S
+from tests.builders import PATIENCE_S, until
 
 
 @dataclass
@@ -82,9 +81,7 @@ class Collector:
 
     async def trace(self, trace_id: str, num_wholes: int = 1) -> list[Seen]:
         """Its spans, once there are so many of requests among them; in the order of their beginnings."""
-        async with asyncio.timeout(PATIENCE_S):
-            while sum(span.kind == 2 for span in self.of(trace_id)) < num_wholes:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: sum(span.kind == 2 for span in self.of(trace_id)) >= num_wholes)
         return self.of(trace_id)
 
     def of(self, trace_id: str) -> list[Seen]:

@@ -24,7 +24,7 @@ from gateway.house import Gateway
 from gateway.text import Text
 from policies import settings
 from tests import collectors, official
-from tests.builders import PATIENCE_S
+from tests.builders import PATIENCE_S, until, when
 from tests.gateway.peer import Peer
 from tests.gateway.texts import model_directory
 
@@ -83,17 +83,13 @@ class Front:
 
     async def settled(self, num_rows: int) -> list[dict[str, Any]]:
         """The ledger, once it has so many rows."""
-        async with asyncio.timeout(PATIENCE_S):
-            while len(rows := self.rows()) < num_rows:  # noqa: ASYNC110 (a database tells nobody)
-                await asyncio.sleep(0.01)
+        rows = await when(lambda: asyncio.to_thread(self.rows), lambda rows: len(rows) >= num_rows)
         assert len(rows) == num_rows
         return rows
 
     async def lost(self) -> None:
         """Until the gateway has noticed that its worker is gone."""
-        async with asyncio.timeout(PATIENCE_S):
-            while any(model.ready for model in self.gw.dispatch.models()):  # noqa: ASYNC110 (nobody else asks)
-                await asyncio.sleep(0.01)
+        await until(lambda: not any(model.ready for model in self.gw.dispatch.models()))
 
     @property
     def _database(self) -> str:

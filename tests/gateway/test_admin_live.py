@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from gateway import trials
 from policies import settings, wire
-from tests.builders import until
+from tests.builders import until, when
 from tests.conftest import PATIENT_MS
 from tests.gateway.desk import Desk
 
@@ -96,8 +96,7 @@ async def test_what_was_done_is_in_the_audit_log_though_whoever_asked_hangs_up(o
         async with front.gw.store.engine.begin() as connection:
             await connection.execute(sa.text("LOCK TABLE audit_log IN EXCLUSIVE MODE"))
             asked = asyncio.create_task(desk("POST", f"caches/exact/{tenant['id']}/flush"))
-            while (await front.gw.cache.held_in_all()).num_entries:  # noqa: ASYNC110 (it tells nobody)
-                await asyncio.sleep(0.001)
+            await when(front.gw.cache.held_in_all, lambda held: not held.num_entries)
             asked.cancel()
             await asyncio.wait([asked])
             await desk.got("models")  # the gateway has heard of it by now

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from gateway import store
 from policies import settings
-from tests.builders import PATIENCE_S
+from tests.builders import PATIENCE_S, when
 from tests.gateway.conftest import KEY
 from tests.gateway.desk import Desk, Reply
 
@@ -98,9 +98,7 @@ async def test_whoever_has_sqlite_is_told_of_its_file_and_not_of_postgresql(open
 async def until_somebody_waits_for(connection):
     """For what this connection has locked."""
     waiting = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
-    async with asyncio.timeout(PATIENCE_S):
-        while not (await connection.execute(waiting)).scalar_one():
-            pass
+    await when(lambda: connection.scalar(waiting))
 
 
 async def test_what_is_wrong_with_a_statement_is_no_absence(postgres):

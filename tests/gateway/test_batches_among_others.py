@@ -26,9 +26,10 @@ from gateway.errors import StoreUnavailable
 from policies import settings
 from policies.policy import Budget, Limits, Policy
 from policies.pricelist import Proposed
+from tests import builders
 from tests import house as houses
 from tests.batches import PRICE, admin, another_key, begun, line, lines, outputs, over, when
-from tests.builders import PATIENCE_S, scripted, until
+from tests.builders import scripted, until
 
 
 async def test_limits_are_waited_for_and_leave_room_for_requests_that_somebody_waits_for(start_house):
@@ -103,9 +104,7 @@ async def test_a_batch_of_a_disabled_tenant_says_so(start_house):
         batch = await begun(client, lines(300))
         await when(client, batch, lambda batch: batch.request_counts.completed >= 4)
         await disabled(True)
-        async with asyncio.timeout(PATIENCE_S):
-            while not await house.inside(is_over()):  # noqa: ASYNC110 (it tells nobody)
-                await asyncio.sleep(0.02)
+        await builders.when(lambda: house.inside(is_over()))
         await disabled(False)
         batch = await client.batches.retrieve(batch.id)
     assert (batch.status, batch.errors.data[0].code) == ("failed", "invalid_api_key")
@@ -150,7 +149,7 @@ async def test_a_worker_that_dies_and_one_that_refuses_fail_no_line(start_house,
     assert (batch.status, batch.request_counts.completed) == ("completed", 100)
 
 
-async def test_while_the_disk_is_full_nothing_counts_and_then_it_goes_on(start_house):
+async def test_while_the_disk_is_full_nothing_counts_and_then_it_goes_on(start_house, caplog):
     house = start_house("--tokens-per-step", 1, "--step-s", 0.005, batches=settings.Batches(max_in_flight=4))
     async with house.client() as client:
         batch = await begun(client, lines(400))
@@ -161,7 +160,7 @@ async def test_while_the_disk_is_full_nothing_counts_and_then_it_goes_on(start_h
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))  # no file grows beyond it, the ledger's neither
         most = max(most, journal.stat().st_size)  # it may have grown just before
         try:
-            await asyncio.sleep(0.3)
+            await until(lambda: f"{journal.name} cannot be written" in caplog.text)
             size = journal.stat().st_size
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import threading
@@ -14,9 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from gateway import store
 from policies import settings
+from tests import builders
 from tests import house as houses
 from tests.batches import CHAT, as_file, begun, lines, over, when
-from tests.builders import PATIENCE_S, scripted, until
+from tests.builders import scripted, until
 
 SLOW = scripted("--tokens-per-step", 1, "--step-s", 0.02)
 FEW = settings.Batches(max_in_flight=2)
@@ -82,9 +82,7 @@ async def broken(database: str) -> AsyncIterator[None]:
         for statement in BREAKS:
             await connection.execute(sa.text(statement))
         yield
-        async with asyncio.timeout(PATIENCE_S):
-            while not (await connection.execute(sa.text("SELECT is_called FROM tries"))).scalar():  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await builders.when(lambda: connection.scalar(sa.text("SELECT is_called FROM tries")))
         for statement in IS_WHOLE:
             await connection.execute(sa.text(statement))
 
@@ -120,10 +118,8 @@ async def test_a_batch_stays_its_gateways_for_as_long_as_its_results_are_written
         try:
             batch = await client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
             await until(is_writing.is_set)
-            first = (await connection.execute(leased)).scalar_one()
-            async with asyncio.timeout(PATIENCE_S):
-                while (await connection.execute(leased)).scalar_one() <= first + 1:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+            first = await connection.scalar(leased)
+            await builders.when(lambda: connection.scalar(leased), lambda leased_until: leased_until > first + 1)
         finally:
             may_end.set()
         batch = await over(client, batch)

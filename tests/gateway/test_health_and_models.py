@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from gateway.anthropic import ModelInfo, ModelQuery, page_of
-from tests.builders import PATIENCE_S
+from tests.builders import when
 from tests.gateway.conftest import KEY, Front
 
 
@@ -110,12 +110,11 @@ async def test_who_cannot_write_the_ledger_is_not_ready(open_front, monkeypatch)
     monkeypatch.setattr("gateway.ledger.writers.PRAGMAS", ("busy_timeout = 1",))
 
     async def ready(front: Front, wanted: str) -> int:
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                async with front.http.get(f"{front.url}/readyz") as answer:
-                    if (await answer.json())["status"] == wanted:
-                        return answer.status
-                await asyncio.sleep(0.01)
+        async def told() -> tuple[str, int]:
+            async with front.http.get(f"{front.url}/readyz") as answer:
+                return (await answer.json())["status"], answer.status
+
+        return (await when(told, lambda told: told[0] == wanted))[1]
 
     async with open_front() as front:
         assert await ready(front, "ready") == 200

@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 from policies import settings
-from tests.builders import PATIENCE_S, ROOT
+from tests.builders import ROOT, when
 from tests.gateway.test_cli import ENVIRON
 
 
@@ -27,9 +27,8 @@ async def test_a_key_that_is_made_in_the_store_opens_a_gateway_that_runs(start_h
     house = start_house(store=store_settings)
     status, said, _ = await admin_key(store_settings)
     assert status == 0
-    async with asyncio.timeout(PATIENCE_S), house.http(said.strip()) as http:
-        while (answer := await http.get("/admin/v1/admin_keys")).status == 401:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    async with house.http(said.strip()) as http:
+        answer = await when(lambda: http.get("/admin/v1/admin_keys"), lambda answer: answer.status != 401)
         made = [key for key in (await answer.json())["data"] if key["name"] == "recovery"]
         assert [(key["role"], key["expires_at"], key["last_four"]) for key in made] == [("owner", None, said[-5:-1])]
         (line,) = (await (await http.get("/admin/v1/audit_log")).json())["data"]

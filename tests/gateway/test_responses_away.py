@@ -3,7 +3,6 @@ in the background is stored when it is back."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 
 import openai
@@ -16,7 +15,7 @@ from gateway.responses.shapes import begun
 from gateway.responses.shelf import Kept, Shelf
 from gateway.shelving import ShelfAway
 from policies import settings
-from tests.builders import PATIENCE_S, until
+from tests.builders import until, when
 from tests.gateway.conftest import KEY
 from tests.gateway.responding import END, answered, ask
 from tests.gateway.test_responses_background import over
@@ -81,9 +80,7 @@ async def test_a_stream_of_what_another_gateway_writes_waits_for_the_database(
             await until(lambda: "stored responses cannot be reached" in caplog.text)
             (fragile_postgres.start if how == "kill" else fragile_postgres.resume)()
             first, told = len(told), told + split(written.cancelled())
-            async with asyncio.timeout(PATIENCE_S):
-                while not await has_ended(shelf, written, first, told[first:]):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
+            await when(lambda: has_ended(shelf, written, first, told[first:]))
             heard += await stream.content.read()
             assert heard.replace(KEEP_ALIVE, b"") == b"".join(told)
 

@@ -25,7 +25,7 @@ from gateway.responses.shapes import begun
 from gateway.responses.shelf import LOST, Kept, Shelf
 from policies import settings
 from policies.policy import Limits, Policy
-from tests.builders import PATIENCE_S, until
+from tests.builders import until, when
 from tests.gateway.conftest import KEY, Front
 from tests.gateway.responding import END, another_tenant, ask
 
@@ -36,10 +36,7 @@ ENDED = {"completed", "incomplete", "failed", "cancelled"}
 
 async def over(client: openai.AsyncOpenAI, response_id: str) -> Any:
     """The response, once it has ended."""
-    async with asyncio.timeout(PATIENCE_S):
-        while (response := await client.responses.retrieve(response_id)).status not in ENDED:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    return response
+    return await when(lambda: client.responses.retrieve(response_id), lambda response: response.status in ENDED)
 
 
 async def whole(stream: Any) -> list[Any]:

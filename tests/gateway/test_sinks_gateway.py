@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import datetime
 import logging
@@ -16,7 +15,7 @@ from gateway import store
 from gateway.sinks import SinkInvalid
 from policies import settings
 from policies.sinks import Sink
-from tests.builders import PATIENCE_S, an_entry, until
+from tests.builders import an_entry, until, when
 from tests.gateway.conftest import Front
 from tests.gateway.desk import Desk
 from tests.gateway.receivers import KEY, SECRET, receiving
@@ -56,12 +55,9 @@ async def ask(front: Front) -> str:
 
 async def settled(desk: Desk, name: str, state: str = "current", num_rows: int = 1) -> Any:
     """The sink's status, once it is so far."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            status = await desk.got(f"sinks/{name}")
-            if (status["state"], status["num_rows"]) == (state, num_rows):
-                return status
-            await asyncio.sleep(0.02)
+    return await when(
+        lambda: desk.got(f"sinks/{name}"), lambda status: (status["state"], status["num_rows"]) == (state, num_rows)
+    )
 
 
 async def test_a_request_is_told_to_every_sink_and_a_restart_tells_nothing_twice(
@@ -134,12 +130,10 @@ async def measured(front: Front) -> dict[tuple[str, ...], float]:
 
 async def until_measured(front: Front, waiting: dict[str, float]) -> None:
     """Of each sink what /metrics has to say in the end."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            told = await measured(front)
-            if {name: told["penstock_sink_waiting", name] for name in waiting} == waiting:
-                return
-            await asyncio.sleep(0.02)
+    await when(
+        lambda: measured(front),
+        lambda told: {name: told["penstock_sink_waiting", name] for name in waiting} == waiting,
+    )
 
 
 async def test_tenants_come_by_the_customer_that_their_metadata_names(open_front, lago, hook):

@@ -17,7 +17,7 @@ from gateway.clock import Clock
 from gateway.ledger import Chain, Ledger, WriteError, open_chain, spool, writer_for
 from gateway.ledger.spool import DEFAULTS, Spool, SpooledWriter
 from policies import settings
-from tests.builders import PATIENCE_S, an_entry, until
+from tests.builders import PATIENCE_S, an_entry, until, when
 
 
 @contextlib.asynccontextmanager
@@ -56,9 +56,7 @@ async def request_ids(config):
 
 
 async def arrived(config, expected):
-    async with asyncio.timeout(PATIENCE_S):
-        while await request_ids(config) != expected:  # noqa: ASYNC110 (a database tells nobody)
-            await asyncio.sleep(0.05)
+    await when(lambda: request_ids(config), lambda found: found == expected)
 
 
 async def test_rows_of_a_killed_database_come_over_when_it_is_back(config, fragile_postgres):

@@ -294,10 +294,7 @@ async def test_more_than_it_may_be_sent_waits_in_line(open_front, far):
     far.always = says("one ", "two", gap=gap)
     async with open_front(upstreams=(far.upstream(max_concurrent=1),)) as front:
         calls = [asyncio.create_task(events(front, "/v1/chat/completions", ASKED)) for _ in range(3)]
-        async with asyncio.timeout(PATIENCE_S):
-            await far.came.wait()
-            while front.gw.upstreams.of("far").num_waiting < 2:  # noqa: ASYNC110 (nobody else asks)
-                await asyncio.sleep(0.01)
+        await until(lambda: far.came.is_set() and front.gw.upstreams.of("far").num_waiting == 2)
         assert len(far.heard) == 1
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         async with front.http.get(f"{front.url}/admin/v1/queues?model=far", headers=headers) as answer:

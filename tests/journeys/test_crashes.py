@@ -22,7 +22,7 @@ from benchmarks.audit.reckoning import reckon
 from gateway import store
 from gateway.ledger.verify import verify
 from policies import settings
-from tests.builders import PATIENCE_S
+from tests.builders import PATIENCE_S, when
 from tests.family import Family, answered_by, family
 
 MARK_TOKENS = settings.Ledger().mark_tokens
@@ -117,9 +117,7 @@ async def test_a_full_disk_lets_nobody_in_and_what_was_delivered_waits(tmp_path,
         assert not rows_in(tmp_path)
         resource.prlimit(house.process.pid, resource.RLIMIT_FSIZE, limits)
         assert await body == 150
-        async with asyncio.timeout(PATIENCE_S):
-            while await status_of(session) != 200:  # noqa: ASYNC110 (the disk is tried now and then)
-                await asyncio.sleep(0.05)
+        await when(lambda: status_of(session), lambda status: status == 200)  # the disk is tried now and then
     delivered = [row for row in rows_in(tmp_path) if row["num_completion_tokens"] == 150]
     assert [row["status"] for row in delivered] == [200]
     assert all(row["status"] in (200, 503) for row in rows_in(tmp_path))

@@ -3,7 +3,6 @@ asked."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from gateway.responses.shelf import LOST
 from tests import official
-from tests.builders import PATIENCE_S
+from tests.builders import PATIENCE_S, when
 from tests.family import Family, answered_by, family
 from tests.journeys.test_crashes import rows_in
 from tests.journeys.test_shared import two_hosts
@@ -29,10 +28,7 @@ async def client_of(house: Family) -> AsyncIterator[Any]:
 
 
 async def until_status(responses: Any, response_id: str, status: str) -> Any:
-    async with asyncio.timeout(PATIENCE_S):
-        while (found := await responses.retrieve(response_id)).status != status:  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-    return found
+    return await when(lambda: responses.retrieve(response_id), lambda found: found.status == status)
 
 
 async def deltas(stream: Any, at_least: int) -> list[Any]:

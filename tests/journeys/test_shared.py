@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from gateway import store
 from gateway.ledger.spool import Spool
 from policies import settings
-from tests.builders import PATIENCE_S, an_entry, until
+from tests.builders import PATIENCE_S, an_entry, until, when
 from tests.family import answered_by, family, sharing
 
 NUM_CLIENTS = 12
@@ -108,10 +108,8 @@ async def test_without_the_database_requests_go_on_and_are_billed_once_when_it_i
             getattr(fragile_postgres, how)()
             assert set(await running.more(100)) == {200}, running.refusals
         (fragile_postgres.start if how == "kill" else fragile_postgres.resume)()
-        async with asyncio.timeout(PATIENCE_S):
-            # Clients that were cut off have a row of their own, 499.
-            while await num_billed(url) < len(running.answers):  # noqa: ASYNC110 (a database tells nobody)
-                await asyncio.sleep(0.05)
+        # Clients that were cut off have a row of their own, 499.
+        await when(lambda: num_billed(url), lambda num: num >= len(running.answers))
         assert await house.end() == 0
     assert len(running.answers) <= await num_billed(url) <= len(running.answers) + NUM_CLIENTS
 
@@ -138,10 +136,9 @@ async def test_rows_that_come_out_of_the_spool_after_a_start_count_in_the_budget
     spool = Spool(tmp_path / "data" / "spool.db")
     spool.keep(rows)
     spool.close()
-    async with family(tmp_path, **environ) as house, asyncio.timeout(PATIENCE_S):
+    async with family(tmp_path, **environ) as house:
         path = f"tenants/{tenant['id']}/limits"
-        while (await admin(house, "GET", path))["budget"]["used_micros"] != 400_000:  # noqa: ASYNC110 (it tells nobody)
-            await asyncio.sleep(0.05)
+        await when(lambda: admin(house, "GET", path), lambda limits: limits["budget"]["used_micros"] == 400_000)
         await house.end()
 
 
