@@ -85,6 +85,12 @@ class Auth:
         noted.caller = caller
         return caller
 
+    def caller_for(self, endpoint: str, request: web.Request) -> Caller:
+        """As ``caller_of``, whose key is good for ``endpoint``. Raises PermissionDenied also where it is not."""
+        caller = self.caller_of(request)
+        caller.check_endpoint(endpoint)
+        return caller
+
     def local_caller_of(self, request: web.Request) -> Caller:
         """As ``caller_of``; a program on this machine that brings no key is taken for the owner of the local one.
 

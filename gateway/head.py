@@ -14,6 +14,7 @@ from email.utils import formatdate
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web import BaseRequest
@@ -215,6 +216,11 @@ class Whole(web.StreamResponse):
         super().__init__()
         self.body = body
         self._is_written = self._stays = False
+
+    @classmethod
+    def of(cls, body: object) -> Whole:
+        """What msgspec makes of it."""
+        return cls(msgspec.json.encode(body))
 
     @property
     def prepared(self) -> bool:

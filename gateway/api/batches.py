@@ -5,16 +5,15 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from gateway import openai
+from gateway import head, openai
 from gateway.api.request import query_of
-from gateway.auth import Caller
 from gateway.batches.book import Batch
 from gateway.bodies import body_of
 from gateway.errors import InvalidRequest
-from gateway.house import GATEWAY, Gateway
+from gateway.house import GATEWAY
 from gateway.openai.pages import ends_of
 
-ENDPOINT = "batches"
+SCOPE = "batches"
 """The scope."""
 
 _request = msgspec.json.Decoder(openai.BatchRequest)
@@ -22,9 +21,9 @@ _errors = msgspec.json.Decoder(list[openai.BatchError])
 _metadata = msgspec.json.Decoder(dict[str, str])
 
 
-async def create(request: web.Request) -> web.Response:
+async def create(request: web.Request) -> web.StreamResponse:
     gw = request.app[GATEWAY]
-    caller = _caller(gw, request)
+    caller = gw.auth.caller_for(SCOPE, request)
     asked = openai.decoded(_request, await body_of(gw, request))
     if asked.endpoint not in gw.batches.endpoints:
         raise InvalidRequest(
@@ -32,27 +31,29 @@ async def create(request: web.Request) -> web.Response:
             param="endpoint",
             code="invalid_value",
         )
-    return _json(shaped(await gw.batches.create(caller.tenant_id, caller.key_id, asked)))
+    return head.Whole.of(shaped(await gw.batches.create(caller.tenant_id, caller.key_id, asked)))
 
 
-async def every(request: web.Request) -> web.Response:
+async def every(request: web.Request) -> web.StreamResponse:
     gw = request.app[GATEWAY]
-    caller = _caller(gw, request)
+    caller = gw.auth.caller_for(SCOPE, request)
     query = openai.BatchQuery() if not request.query else query_of(request, openai.BatchQuery)
     batches, has_more = await gw.batches.page(caller.tenant_id, query.after, query.limit)
     data = [shaped(batch) for batch in batches]
     first, last = ends_of(data)
-    return _json(openai.BatchList(data=data, first_id=first, last_id=last, has_more=has_more))
+    return head.Whole.of(openai.BatchList(data=data, first_id=first, last_id=last, has_more=has_more))
 
 
-async def one(request: web.Request) -> web.Response:
+async def one(request: web.Request) -> web.StreamResponse:
     gw = request.app[GATEWAY]
-    return _json(shaped(await gw.batches.find(_caller(gw, request).tenant_id, request.match_info["batch"])))
+    tenant_id = gw.auth.caller_for(SCOPE, request).tenant_id
+    return head.Whole.of(shaped(await gw.batches.find(tenant_id, request.match_info["batch"])))
 
 
-async def cancel(request: web.Request) -> web.Response:
+async def cancel(request: web.Request) -> web.StreamResponse:
     gw = request.app[GATEWAY]
-    return _json(shaped(await gw.batches.cancel(_caller(gw, request).tenant_id, request.match_info["batch"])))
+    tenant_id = gw.auth.caller_for(SCOPE, request).tenant_id
+    return head.Whole.of(shaped(await gw.batches.cancel(tenant_id, request.match_info["batch"])))
 
 
 def shaped(batch: Batch) -> openai.BatchBody:
@@ -89,13 +90,3 @@ def shaped(batch: Batch) -> openai.BatchBody:
         ),
         metadata=None if batch.metadata is None else _metadata.decode(batch.metadata),
     )
-
-
-def _caller(gw: Gateway, request: web.Request) -> Caller:
-    caller = gw.auth.caller_of(request)
-    caller.check_endpoint(ENDPOINT)
-    return caller
-
-
-def _json(body: msgspec.Struct) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")

@@ -42,7 +42,7 @@ async def every(request: web.Request) -> web.StreamResponse:
     page, has_more = await gw.chats.page(caller.tenant_id, query)
     first_id, last_id = ends_of(page)
     data = [Raw(kept.shown()) for kept in page]
-    return _json(KeptPage(data=data, first_id=first_id, last_id=last_id, has_more=has_more))
+    return head.Whole.of(KeptPage(data=data, first_id=first_id, last_id=last_id, has_more=has_more))
 
 
 async def one(request: web.Request) -> web.StreamResponse:
@@ -56,7 +56,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     given = [KeptMessage.of(message, kept.id, number) for number, message in enumerate(kept.asked())]
     page, has_more = page_of(given, query, "Message")
     first_id, last_id = ends_of(page)
-    return _json(KeptMessages(data=page, first_id=first_id, last_id=last_id, has_more=has_more))
+    return head.Whole.of(KeptMessages(data=page, first_id=first_id, last_id=last_id, has_more=has_more))
 
 
 async def change(request: web.Request) -> web.StreamResponse:
@@ -72,7 +72,7 @@ async def delete(request: web.Request) -> web.StreamResponse:
     gw, kept = await _found(request)
     if not await gw.chats.delete(kept.tenant_id, kept.id):
         raise _missing(kept.id)
-    return _json(DeletedChat(id=kept.id))
+    return head.Whole.of(DeletedChat(id=kept.id))
 
 
 def routes() -> list[web.RouteDef]:
@@ -101,9 +101,7 @@ def _query(request: web.Request) -> ChatQuery:
 
 def _asked(request: web.Request) -> tuple[Gateway, Caller]:
     gw = request.app[GATEWAY]
-    caller = gw.auth.caller_of(request)
-    caller.check_endpoint(SCOPE)
-    return gw, caller
+    return gw, gw.auth.caller_for(SCOPE, request)
 
 
 async def _found(request: web.Request) -> tuple[Gateway, Kept]:
@@ -118,7 +116,3 @@ async def _found(request: web.Request) -> tuple[Gateway, Kept]:
 
 def _missing(chat_id: str) -> errors.NotFound:
     return errors.NotFound(f"Chat completion with id '{chat_id[:80]}' not found.", code="chat_completion_not_found")
-
-
-def _json(body: KeptPage | KeptMessages | DeletedChat) -> web.StreamResponse:
-    return head.Whole(msgspec.json.encode(body))

@@ -41,20 +41,20 @@ async def create(request: web.Request) -> web.StreamResponse:
         conversation_id = request[HEAD].request_id.replace("req_", "conv_", 1)
         new = await _new(gw, caller, request, asked.items or [])
         kept = await gw.conversations.create(caller.tenant_id, conversation_id, asked.metadata or {}, new)
-        return _json(kept.shown())
+        return head.Whole.of(kept.shown())
 
     return await gw.idempotency.once(request, caller, body, created)
 
 
 async def one(request: web.Request) -> web.StreamResponse:
     _, _, kept = await _found(request)
-    return _json(kept.shown())
+    return head.Whole.of(kept.shown())
 
 
 async def change(request: web.Request) -> web.StreamResponse:
     gw, _, kept = await _found(request)
     asked = decoded(_change, await taken_body_of(gw, request))
-    return _json((await gw.conversations.label(kept, asked.metadata or {})).shown())
+    return head.Whole.of((await gw.conversations.label(kept, asked.metadata or {})).shown())
 
 
 async def delete(request: web.Request) -> web.StreamResponse:
@@ -62,7 +62,7 @@ async def delete(request: web.Request) -> web.StreamResponse:
     gw, _, kept = await _found(request)
     if not await gw.conversations.delete(kept.tenant_id, kept.id):
         raise missing(kept.id)
-    return _json(DeletedConversation(id=kept.id))
+    return head.Whole.of(DeletedConversation(id=kept.id))
 
 
 async def add(request: web.Request) -> web.StreamResponse:
@@ -75,26 +75,26 @@ async def add(request: web.Request) -> web.StreamResponse:
     async def added() -> web.StreamResponse:
         new = await _new(gw, caller, request, asked.items)
         await gw.conversations.add(kept.tenant_id, kept.id, new)
-        return _json(ItemList.of(new, False))
+        return head.Whole.of(ItemList.of(new, False))
 
     return await gw.idempotency.once(request, caller, body, added)
 
 
 async def page(request: web.Request) -> web.StreamResponse:
     gw, _, kept = await _found(request)
-    return _json(ItemList.of(*await gw.conversations.page(kept, query_of(request, ItemsQuery))))
+    return head.Whole.of(ItemList.of(*await gw.conversations.page(kept, query_of(request, ItemsQuery))))
 
 
 async def item(request: web.Request) -> web.StreamResponse:
     query_of(request, Including)
     gw, _, kept = await _found(request)
-    return _json(await gw.conversations.item(kept, request.match_info["item_id"]))
+    return head.Whole.of(await gw.conversations.item(kept, request.match_info["item_id"]))
 
 
 async def remove(request: web.Request) -> web.StreamResponse:
     gw, _, kept = await _found(request)
     await gw.conversations.remove(kept, request.match_info["item_id"])
-    return _json(kept.shown())
+    return head.Whole.of(kept.shown())
 
 
 def routes() -> list[web.RouteDef]:
@@ -121,16 +121,10 @@ async def _new(gw: Gateway, caller: Caller, request: web.Request, said: list[dic
 
 def _asked(request: web.Request) -> tuple[Gateway, Caller]:
     gw = request.app[GATEWAY]
-    caller = gw.auth.caller_of(request)
-    caller.check_endpoint(SCOPE)
-    return gw, caller
+    return gw, gw.auth.caller_for(SCOPE, request)
 
 
 async def _found(request: web.Request) -> tuple[Gateway, Caller, Kept]:
     """What the request is about. Raises NotFound."""
     gw, caller = _asked(request)
     return gw, caller, await gw.conversations.find(caller.tenant_id, request.match_info["conversation_id"])
-
-
-def _json(body: object) -> web.StreamResponse:
-    return head.Whole(msgspec.json.encode(body))

@@ -4,48 +4,46 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-import msgspec
 from aiohttp import hdrs, web
 
-from gateway import openai
+from gateway import head, openai
 from gateway.api.forms import received
 from gateway.api.request import query_of
-from gateway.auth import Caller
 from gateway.errors import RangeNotSatisfiable
 from gateway.files import File
-from gateway.house import GATEWAY, Gateway
+from gateway.house import GATEWAY
 from gateway.openai.pages import ends_of
 
-ENDPOINT = "files"
+SCOPE = "files"
 """The scope."""
 
 
-async def upload(request: web.Request) -> web.Response:
+async def upload(request: web.Request) -> web.StreamResponse:
     """Its parts come in any order, so what it is for may be known only when all of it is here."""
     gw = request.app[GATEWAY]
-    caller = caller_of(gw, request)
+    caller = gw.auth.caller_for(SCOPE, request)
     tenant_id = caller.tenant_id
     async with gw.files.quota(tenant_id) as check, gw.files.staged(tenant_id) as staged:
         fields, filename = await received(gw, request, "file", staged, check)
         terms = openai.converted(fields, openai.FileTerms, "", strict=False)
         file = await gw.files.keep(staged, tenant_id, filename, terms.purpose, gw.files.expires_s(terms))
-    return _json(body_of(file))
+    return head.Whole.of(body_of(file))
 
 
-async def every(request: web.Request) -> web.Response:
+async def every(request: web.Request) -> web.StreamResponse:
     gw = request.app[GATEWAY]
-    caller = caller_of(gw, request)
+    caller = gw.auth.caller_for(SCOPE, request)
     query = query_of(request, openai.FileQuery)
     files, has_more = await gw.files.page(
         caller.tenant_id, query.after, query.limit, query.order == "desc", query.purpose
     )
     data = [body_of(file) for file in files]
     first, last = ends_of(data)
-    return _json(openai.FileList(data=data, first_id=first, last_id=last, has_more=has_more))
+    return head.Whole.of(openai.FileList(data=data, first_id=first, last_id=last, has_more=has_more))
 
 
-async def one(request: web.Request) -> web.Response:
-    return _json(body_of(await _found(request)))
+async def one(request: web.Request) -> web.StreamResponse:
+    return head.Whole.of(body_of(await _found(request)))
 
 
 async def content(request: web.Request) -> web.StreamResponse:
@@ -66,11 +64,11 @@ def _is_part(request: web.Request, file: File) -> bool:
     return first is None or first < file.num_bytes
 
 
-async def delete(request: web.Request) -> web.Response:
+async def delete(request: web.Request) -> web.StreamResponse:
     gw = request.app[GATEWAY]
     file_id = request.match_info["file"]
-    await gw.files.delete(caller_of(gw, request).tenant_id, file_id)
-    return _json(openai.FileDeleted(id=file_id))
+    await gw.files.delete(gw.auth.caller_for(SCOPE, request).tenant_id, file_id)
+    return head.Whole.of(openai.FileDeleted(id=file_id))
 
 
 def body_of(file: File) -> openai.FileBody:
@@ -85,16 +83,6 @@ def body_of(file: File) -> openai.FileBody:
     )
 
 
-def caller_of(gw: Gateway, request: web.Request) -> Caller:
-    caller = gw.auth.caller_of(request)
-    caller.check_endpoint(ENDPOINT)
-    return caller
-
-
 async def _found(request: web.Request) -> File:
     gw = request.app[GATEWAY]
-    return await gw.files.find(caller_of(gw, request).tenant_id, request.match_info["file"])
-
-
-def _json(body: msgspec.Struct) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+    return await gw.files.find(gw.auth.caller_for(SCOPE, request).tenant_id, request.match_info["file"])

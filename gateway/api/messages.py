@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import msgspec
 from aiohttp import web
 from multidict import istr
 
@@ -35,7 +34,7 @@ async def count(gw: Gateway, request: web.Request) -> web.StreamResponse:
     call = await parsed(anthropic.parse_count, await taken_body_of(gw, request))
     caller.check(call.model, "chat.completions")
     prompt = await chat.prompt_of(gw, caller, call)
-    return head.Whole(msgspec.json.encode(anthropic.TokenCount(len(prompt))))
+    return head.Whole.of(anthropic.TokenCount(len(prompt)))
 
 
 async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: openai.ChatRequest) -> web.StreamResponse:

@@ -47,8 +47,7 @@ async def delete(request: web.Request) -> web.Response:
 def _usable(request: web.Request) -> list[ServedModel]:
     """Those that the caller may use."""
     gw = request.app[GATEWAY]
-    caller = gw.auth.caller_of(request)
-    caller.check_endpoint("models")
+    caller = gw.auth.caller_for("models", request)
     return [model for model in _served(gw) if caller.policy.may_use(model.name)]
 
 

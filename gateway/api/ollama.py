@@ -111,13 +111,13 @@ async def absent(gw: Gateway, request: web.Request) -> web.StreamResponse:
     raise NotServedHere(f"{request.path} is not served here: models are administered by `penstock pull` and /admin/v1")
 
 
-async def tags(request: web.Request) -> web.Response:
+async def tags(request: web.Request) -> web.StreamResponse:
     """The models that the key may use."""
     gw = request.app[GATEWAY]
-    return _json(ollama.ModelList([ollama.ModelTag(**_told(gw, model)) for model in _listed(gw, request)]))
+    return head.Whole.of(ollama.ModelList([ollama.ModelTag(**_told(gw, model)) for model in _listed(gw, request)]))
 
 
-async def running(request: web.Request) -> web.Response:
+async def running(request: web.Request) -> web.StreamResponse:
     """Those of them that are loaded."""
     gw = request.app[GATEWAY]
     listed = [
@@ -125,14 +125,14 @@ async def running(request: web.Request) -> web.Response:
         for model in _listed(gw, request)
         if gw.upstreams.of(model.name) is None and (facts := gw.dispatch.ready(model.name)) is not None
     ]
-    return _json(ollama.RunningList(listed))
+    return head.Whole.of(ollama.RunningList(listed))
 
 
-async def version(request: web.Request) -> web.Response:
-    return _json(ollama.VersionBody())
+async def version(request: web.Request) -> web.StreamResponse:
+    return head.Whole.of(ollama.VersionBody())
 
 
-async def alive(request: web.Request) -> web.Response:
+async def alive(request: web.Request) -> web.StreamResponse:
     """What its clients ask first."""
     return web.Response(text="Penstock is running")
 
@@ -149,7 +149,7 @@ async def _loaded(gw: Gateway, caller: Caller, asked: ollama.Nothing) -> ollama.
 
 
 def _whole(body: msgspec.Struct) -> web.StreamResponse:
-    return head.Whole(msgspec.json.encode(body))
+    return head.Whole.of(body)
 
 
 def _now() -> str:
@@ -186,7 +186,3 @@ def _details(gw: Gateway, name: str) -> ollama.Details:
 def _digest(name: str) -> str:
     """Of the name alone: what files a model is made of is not told to those who use it."""
     return hashlib.sha256(name.encode()).hexdigest()
-
-
-def _json(body: msgspec.Struct) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")

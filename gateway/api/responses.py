@@ -62,7 +62,7 @@ async def count(gw: Gateway, request: web.Request) -> web.StreamResponse:
     chat = requests.counted_chat_of(call, items.messages(gw, caller, call, before + given))
     caller.check(chat.model, SCOPE)
     prompt = await prompt_of(gw, caller, chat)
-    return head.Whole(msgspec.json.encode(InputTokens(len(prompt))))
+    return head.Whole.of(InputTokens(len(prompt)))
 
 
 async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: ResponseRequest) -> web.StreamResponse:
@@ -152,7 +152,7 @@ async def _at_once(turn: Turn) -> web.StreamResponse:
         said = events.body
         await turn.end(b"")
         if events.body is not said:
-            return head.Whole(msgspec.json.encode(events.body))
+            return head.Whole.of(events.body)
     return response
 
 

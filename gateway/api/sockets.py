@@ -24,8 +24,7 @@ async def connect(request: web.Request) -> web.StreamResponse:
         raise errors.MethodNotAllowed(
             f"Not allowed to {request.method} on {PATH} (it takes POST, and WebSockets)", allowed="POST"
         )
-    caller = gw.auth.caller_of(request)
-    caller.check_endpoint(SCOPE)
+    caller = gw.auth.caller_for(SCOPE, request)
     if gw.dispatch.draining:
         raise errors.Draining("This server is shutting down.", retry_after_s=1.0)
     with gw.sockets.room(caller.tenant_id):

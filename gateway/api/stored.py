@@ -16,7 +16,7 @@ from gateway.openai.pages import page_of
 from gateway.reply.events import EventStream
 from gateway.responses.reading import relay
 from gateway.responses.requests import Include
-from gateway.responses.shapes import DeletedResponse, ItemList, ItemsQuery, ResponseBody
+from gateway.responses.shapes import DeletedResponse, ItemList, ItemsQuery
 from gateway.responses.shelf import Kept, Shelf
 
 SCOPE = "responses"
@@ -57,7 +57,7 @@ async def delete(request: web.Request) -> web.StreamResponse:
         await gw.responses.background.cancel(running)
     if not await gw.responses.shelf.delete(caller.tenant_id, kept.id):
         raise _missing(kept.id)
-    return _json(DeletedResponse(kept.id))
+    return head.Whole.of(DeletedResponse(kept.id))
 
 
 async def cancel(request: web.Request) -> web.StreamResponse:
@@ -67,7 +67,7 @@ async def cancel(request: web.Request) -> web.StreamResponse:
         raise errors.InvalidRequest("Cannot cancel a synchronous response: only one in the background can be cancelled")
     running = gw.responses.background.find(caller.tenant_id, kept.id)
     if running is not None:
-        return _json(await gw.responses.background.cancel(running))
+        return head.Whole.of(await gw.responses.background.cancel(running))
     if kept.is_open:
         await gw.responses.shelf.end_elsewhere(kept, "cancelled")
         kept = await _of(gw.responses.shelf, caller, kept.id)
@@ -81,7 +81,7 @@ async def input_items(request: web.Request) -> web.StreamResponse:
     chain = await gw.responses.shelf.chain(caller.tenant_id, kept.id)
     before = [item for earlier in chain[:-1] for item in (*earlier.items(), *earlier.response().output)]
     items = [*before, *kept.items()]
-    return _json(ItemList.of(*page_of(items, query, "Item")))
+    return head.Whole.of(ItemList.of(*page_of(items, query, "Item")))
 
 
 def routes() -> list[web.RouteDef]:
@@ -96,8 +96,7 @@ def routes() -> list[web.RouteDef]:
 async def _found(request: web.Request) -> tuple[Gateway, Caller, Kept]:
     """What the request is about. Raises NotFound; another tenant's is not there."""
     gw = request.app[GATEWAY]
-    caller = gw.auth.caller_of(request)
-    caller.check_endpoint(SCOPE)
+    caller = gw.auth.caller_for(SCOPE, request)
     return gw, caller, await _of(gw.responses.shelf, caller, request.match_info["response_id"])
 
 
@@ -110,7 +109,3 @@ async def _of(shelf: Shelf, caller: Caller, response_id: str) -> Kept:
 
 def _missing(response_id: str) -> errors.NotFound:
     return errors.NotFound(f"Response with id '{response_id[:80]}' not found.", code="response_not_found")
-
-
-def _json(body: ResponseBody | DeletedResponse | ItemList) -> web.StreamResponse:
-    return head.Whole(msgspec.json.encode(body))

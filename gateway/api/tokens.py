@@ -29,14 +29,14 @@ async def tokenize(gw: Gateway, request: web.Request) -> web.StreamResponse:
         tokens=token_ids,
         token_strs=await text.token_texts(token_ids, tenant_id) if asked.return_token_strs else None,
     )
-    return head.Whole(msgspec.json.encode(body))
+    return head.Whole.of(body)
 
 
 async def detokenize(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
     asked = await parsed(openai.parse_detokenize, await taken_body_of(gw, request))
     text = gw.dispatch.text(_model_of(gw, caller, asked.model))
-    return head.Whole(msgspec.json.encode(openai.DetokenizeBody(await text.decoded(asked.tokens, caller.tenant_id))))
+    return head.Whole.of(openai.DetokenizeBody(await text.decoded(asked.tokens, caller.tenant_id)))
 
 
 def _model_of(gw: Gateway, caller: Caller, named: str | None) -> str:

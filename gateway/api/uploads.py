@@ -22,33 +22,33 @@ _completion = msgspec.json.Decoder(openai.UploadCompletion)
 
 async def create(request: web.Request) -> web.StreamResponse:
     gw = request.app[GATEWAY]
-    tenant_id = files.caller_of(gw, request).tenant_id
+    tenant_id = gw.auth.caller_for(files.SCOPE, request).tenant_id
     asked = openai.decoded(_request, await body_of(gw, request))
-    return _json(shaped(await gw.uploads.create(tenant_id, asked)))
+    return head.Whole.of(shaped(await gw.uploads.create(tenant_id, asked)))
 
 
 async def add(request: web.Request) -> web.StreamResponse:
     """Whether it is pending is asked before anything is read of the part, and again when all of it is here."""
     gw = request.app[GATEWAY]
-    tenant_id, upload_id = files.caller_of(gw, request).tenant_id, request.match_info["upload"]
+    tenant_id, upload_id = gw.auth.caller_for(files.SCOPE, request).tenant_id, request.match_info["upload"]
     await gw.uploads.pending(tenant_id, upload_id)
     async with gw.files.quota(tenant_id, "part") as check, gw.files.staged(tenant_id, gw.files.parts) as staged:
         await received(gw, request, "data", staged, check)
         part = await gw.uploads.add(tenant_id, upload_id, staged)
-    return _json(openai.UploadPartBody(id=part.id, created_at=part.created_at, upload_id=part.upload_id))
+    return head.Whole.of(openai.UploadPartBody(id=part.id, created_at=part.created_at, upload_id=part.upload_id))
 
 
 async def complete(request: web.Request) -> web.StreamResponse:
     gw = request.app[GATEWAY]
-    tenant_id = files.caller_of(gw, request).tenant_id
+    tenant_id = gw.auth.caller_for(files.SCOPE, request).tenant_id
     asked = openai.decoded(_completion, await body_of(gw, request))
-    return _json(shaped(*await gw.uploads.complete(tenant_id, request.match_info["upload"], asked)))
+    return head.Whole.of(shaped(*await gw.uploads.complete(tenant_id, request.match_info["upload"], asked)))
 
 
 async def cancel(request: web.Request) -> web.StreamResponse:
     gw = request.app[GATEWAY]
-    tenant_id = files.caller_of(gw, request).tenant_id
-    return _json(shaped(await gw.uploads.cancel(tenant_id, request.match_info["upload"])))
+    tenant_id = gw.auth.caller_for(files.SCOPE, request).tenant_id
+    return head.Whole.of(shaped(await gw.uploads.cancel(tenant_id, request.match_info["upload"])))
 
 
 def routes() -> list[web.RouteDef]:
@@ -72,7 +72,3 @@ def shaped(upload: Upload, file: File | None = None) -> openai.UploadBody:
         status=upload.status,
         file=None if file is None else files.body_of(file),
     )
-
-
-def _json(body: msgspec.Struct) -> web.StreamResponse:
-    return head.Whole(msgspec.json.encode(body))
