@@ -13,7 +13,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 SWEEP_S = 4.0
 PATIENCE_S, RETRY_S = 2.0, 2.0
 """How long the database may take, and how long it is left alone after that; answers wait for it."""
+PIECE_BYTES = 4 << 20
+"""Of much that one request needs, what is read at once: else it takes too long, and the database is left alone by all
+tenants."""
 MAX_AT_ONCE = 500
 """Deleted in one transaction; what is left over goes with the next one."""
 
@@ -50,6 +53,20 @@ class ShelfAway(ServiceUnavailable):
 S = TypeVar("S", bound="Shelving")
 P = ParamSpec("P")
 R = TypeVar("R")
+K = TypeVar("K")
+
+
+def pieces(sizes: Mapping[K, int]) -> Iterator[list[K]]:
+    """All of those whose sizes these are, in their order: so many at a time as have ``PIECE_BYTES`` together."""
+    some, num_bytes = list[K](), 0
+    for each, size in sizes.items():
+        if some and num_bytes + size > PIECE_BYTES:
+            yield some
+            some, num_bytes = [], 0
+        some.append(each)
+        num_bytes += size
+    if some:
+        yield some
 
 
 def in_time(

@@ -36,7 +36,7 @@ async def given(gw: Gateway, caller: Caller, said: str | list[dict[str, Any]], p
 async def before(
     gw: Gateway, caller: Caller, call: Asked, num_more: int = 0, remembered: Context | None = None
 ) -> list[AnyItem]:
-    """Those that it goes on from; ``remembered`` where they are. ``num_more`` are to be added to its conversation.
+    """Those that it goes on from; ``remembered`` where they are. ``num_more`` are to come behind them.
     Raises Malformed for what is not there, or has no room for them, and NotFound."""
     if remembered is not None:
         return remembered.items
@@ -58,13 +58,13 @@ async def before(
         )
     if chain[-1].is_open:
         raise openai.Malformed(f"Previous response with id '{chain[-1].id}' has not ended yet.", "previous_response_id")
-    said = [kept.response() for kept in chain]
-    if (conversation := said[0].conversation) is not None:
+    said, first = await shelf.said_in(chain, num_more)
+    if (conversation := first.conversation) is not None:
         raise openai.Malformed(
-            f"Response '{said[0].id}' was written in conversation '{conversation.id}': go on from that one instead.",
+            f"Response '{first.id}' was written in conversation '{conversation.id}': go on from that one instead.",
             "previous_response_id",
         )
-    return [item for kept, body in zip(chain, said, strict=True) for item in (*kept.items(), *body.output)]
+    return said
 
 
 def messages(gw: Gateway, caller: Caller, call: Asked, items: Sequence[AnyItem]) -> list[Message]:

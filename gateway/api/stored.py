@@ -17,7 +17,7 @@ from gateway.reply.events import EventStream
 from gateway.responses.reading import relay
 from gateway.responses.requests import Include
 from gateway.responses.shapes import DeletedResponse, ItemList, ItemsQuery
-from gateway.responses.shelf import Kept, Shelf
+from gateway.responses.shelf import Kept, Shelf, said_in
 
 SCOPE = "responses"
 PATH = "/v1/responses/{response_id}"
@@ -79,7 +79,7 @@ async def input_items(request: web.Request) -> web.StreamResponse:
     gw, caller, kept = await _found(request)
     query = query_of(request, ItemsQuery)
     chain = await gw.responses.shelf.chain(caller.tenant_id, kept.id)
-    before = [item for earlier in chain[:-1] for item in (*earlier.items(), *earlier.response().output)]
+    before, _ = await said_in(chain[:-1]) if chain[1:] else ([], None)
     items = [*before, *kept.items()]
     return head.Whole.of(ItemList.of(*page_of(items, query, "Item")))
 

@@ -6,7 +6,9 @@ A response that is still being written is renewed by the gateway that writes it;
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import itertools
 import logging
 import re
 import time
@@ -21,10 +23,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway import store
 from gateway.clock import Clock
 from gateway.errors import InvalidRequest
+from gateway.openai.keys import LONG_BYTES
 from gateway.responses.events import split
-from gateway.responses.items import AnyItem
+from gateway.responses.items import MAX_ITEMS, AnyItem
 from gateway.responses.shapes import OPEN, ResponseBody, ResponseError, Status
-from gateway.shelving import Shelving, in_time
+from gateway.shelving import Shelving, in_time, pieces
 from gateway.store import Store
 from policies import settings
 
@@ -125,12 +128,21 @@ class Shelf(Shelving):
             found = (await connection.execute(query.where(rows.c.expires_at > int(self._wall())))).first()
         return None if found is None else Kept(*found)
 
-    @in_time
     async def chain(self, tenant_id: str, response_id: str) -> list[Kept]:
         """The response and all before it, oldest first; if one is missing, without it and those before. Raises
         InvalidRequest when they are too many, or too much."""
-        if not is_id(response_id):
-            return []
+        sizes = await self._sizes(tenant_id, response_id) if is_id(response_id) else {}
+        _check_size(len(sizes), sum(sizes.values()))
+        found: dict[str, Kept] = {}
+        for ids in pieces(sizes):
+            found |= await self._some(tenant_id, ids)
+        there = list(itertools.takewhile(found.__contains__, sizes))
+        return [found[each] for each in reversed(there)]
+
+    @in_time
+    async def _sizes(self, tenant_id: str, response_id: str) -> dict[str, int]:
+        """How many bytes each of a chain has, by their ids, the newest first; of one that is too long no more than
+        shows that."""
         mine = rows.c.tenant_id == tenant_id, rows.c.expires_at > int(self._wall())
         size = sa.func.length(rows.c.input) + sa.func.length(rows.c.body)
         links = rows.c.id, rows.c.previous_id, size.label("num_bytes")
@@ -138,13 +150,16 @@ class Shelf(Shelving):
         chain = first.cte("chain", recursive=True)
         more = sa.select(*links, (chain.c.depth + 1).label("depth")).join(chain, rows.c.id == chain.c.previous_id)
         chain = chain.union_all(more.where(*mine, chain.c.depth <= MAX_CHAIN))
-        sizes = sa.select(sa.func.count(), sa.func.sum(chain.c.num_bytes)).select_from(chain)
-        query = sa.select(*_columns(rows)).join(chain, rows.c.id == chain.c.id).order_by(chain.c.depth.desc())
         async with self._engine.connect() as connection:
-            num, num_bytes = (await connection.execute(sizes)).one()
-            _check_size(num, int(num_bytes or 0))
-            found = (await connection.execute(query)).all()
-        return [Kept(*row) for row in found]
+            query = sa.select(chain.c.id, chain.c.num_bytes).order_by(chain.c.depth)
+            return {row.id: row.num_bytes for row in await connection.execute(query)}
+
+    @in_time
+    async def _some(self, tenant_id: str, ids: Sequence[str]) -> dict[str, Kept]:
+        """Those that are there of these, by their ids."""
+        query = sa.select(*_columns(rows)).where(rows.c.id.in_(ids), rows.c.tenant_id == tenant_id)
+        async with self._engine.connect() as connection:
+            return {row.id: Kept(*row) for row in await connection.execute(query)}
 
     @in_time
     async def advance(self, body: ResponseBody, first: int, events: Sequence[bytes]) -> bool:
@@ -245,16 +260,35 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
+async def said_in(chain: Sequence[Kept], num_more: int = 0) -> tuple[list[AnyItem], ResponseBody]:
+    """The items of these responses, which their input and their output are, and the first of them. ``num_more`` come
+    behind those. Raises InvalidRequest when they are too many: then not all of them are made."""
+    if sum(kept.num_bytes for kept in chain) <= LONG_BYTES:
+        return _said_in(chain, num_more)
+    return await asyncio.to_thread(_said_in, chain, num_more)
+
+
+def _said_in(chain: Sequence[Kept], num_more: int) -> tuple[list[AnyItem], ResponseBody]:
+    first, items = chain[0].response(), list[AnyItem]()
+    for kept in chain:
+        items += kept.items()
+        items += (first if kept is chain[0] else kept.response()).output
+        if len(items) + num_more > MAX_ITEMS:
+            raise _too_long(f"all that was said in it may have {MAX_ITEMS} items at most")
+    return items, first
+
+
 def _check_size(num: int, num_bytes: int) -> None:
     if num > MAX_CHAIN:
-        said = f"a response may go on from {MAX_CHAIN} others at most"
-    elif num_bytes > MAX_CHAIN_BYTES:
-        said = (
+        raise _too_long(f"a response may go on from {MAX_CHAIN} others at most")
+    if num_bytes > MAX_CHAIN_BYTES:
+        raise _too_long(
             f"the {num} responses that it goes on from have {num_bytes} bytes, and may have {MAX_CHAIN_BYTES} at most"
         )
-    else:
-        return
-    raise InvalidRequest(f"This conversation is too long: {said}", param="previous_response_id")
+
+
+def _too_long(why: str) -> InvalidRequest:
+    return InvalidRequest(f"This conversation is too long: {why}", param="previous_response_id")
 
 
 def _columns(table: sa.Table) -> list[sa.Column[Any]]:

@@ -231,3 +231,16 @@ async def test_it_is_its_tenants_alone(front: Front):
         with pytest.raises(openai.BadRequestError) as refused:
             await other.responses.create(model="demo", input=[item, said("Tell me.")])
     assert (refused.value.code, refused.value.param) == ("invalid_encrypted_content", "input[0].encrypted_content")
+
+
+async def test_what_is_gone_on_from_has_as_many_items_as_a_conversation(front: Front, monkeypatch):
+    monkeypatch.setattr("gateway.responses.shelf.MAX_ITEMS", 5)
+    _, first = await prompt_of(front, ask(front))
+    _, second = await prompt_of(front, ask(front, previous_response_id=first.id))
+    for call in (
+        ask(front, previous_response_id=second.id, input=[said("One"), said("Two")]),
+        ask(front, previous_response_id=(await prompt_of(front, ask(front, previous_response_id=second.id)))[1].id),
+    ):
+        with pytest.raises(openai.BadRequestError, match="may have 5 items at most") as refused:
+            await call
+        assert refused.value.param == "previous_response_id"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -14,10 +15,10 @@ from gateway import store
 from gateway.clock import Clock
 from gateway.errors import InvalidRequest
 from gateway.responses import shelf as shelves
-from gateway.responses.items import said_by_user
+from gateway.responses.items import AnyItem, said_by_user
 from gateway.responses.requests import parse
 from gateway.responses.shapes import ResponseBody, begun
-from gateway.responses.shelf import LEASE_S, LOST, Kept, Shelf
+from gateway.responses.shelf import LEASE_S, LOST, Kept, Shelf, said_in
 from gateway.shelving import SWEEP_S
 from policies import settings
 
@@ -127,6 +128,49 @@ async def test_what_a_response_goes_on_from_has_a_bound_that_is_looked_at_before
         assert (refused.value.status, refused.value.param) == (400, "previous_response_id")
         assert [asked.count("length(") for asked in read if "ORDER BY" in asked or "length(" in asked] == [4]
         assert await shelf.chain("ten_1", id_of(2)) == chain[:2]
+
+
+async def test_what_a_response_goes_on_from_is_read_some_at_a_time(store_settings, wall, monkeypatch):
+    async with a_shelf(store_settings, wall) as shelf:
+        chain = [a_response(number, text="x" * 1000, previous=number - 1 or None) for number in range(1, 6)]
+        for kept in chain:
+            await shelf.put(kept)
+        monkeypatch.setattr("gateway.shelving.PIECE_BYTES", 2 * chain[-1].num_bytes)
+        read: list[int] = []
+        reading = Shelf._some
+
+        async def read_and_delete(self: Shelf, tenant_id: str, ids: list[str]) -> dict[str, Kept]:
+            found = await reading(self, tenant_id, ids)
+            read.append(len(found))
+            if len(read) == 2:
+                await shelf.delete("ten_1", id_of(1))
+            return found
+
+        monkeypatch.setattr(Shelf, "_some", read_and_delete)
+        assert await shelf.chain("ten_1", id_of(5)) == chain[1:]
+        assert read == [2, 2, 0]
+
+
+async def test_all_that_was_said_before_has_as_many_items_as_a_conversation_and_is_read_beside_the_event_loop(
+    monkeypatch,
+):
+    said = [said_by_user(f"{number}") for number in range(5000)]
+    chain = [Kept.of("ten_1", a_body(number), said) for number in (1, 2, 3)]
+    threads: list[int] = []
+
+    def read(self: Kept) -> list[AnyItem]:
+        threads.append(threading.get_ident())
+        return msgspec.json.decode(self.input, type=list[AnyItem])
+
+    monkeypatch.setattr(Kept, "items", read)
+    assert await said_in(chain[:2]) == ([*said, *said], chain[0].response())
+    assert await said_in(chain[:1], 5000) == (said, chain[0].response())
+    for long, num_more in ((chain[:2], 1), (chain, 0), (chain[:1], 5001)):
+        with pytest.raises(InvalidRequest, match="may have 10000 items at most") as refused:
+            await said_in(long, num_more)
+        assert (refused.value.status, refused.value.param) == (400, "previous_response_id")
+    assert threading.get_ident() not in threads
+    assert len(threads) == 2 + 1 + 2 + 3 + 1
 
 
 async def test_one_that_is_written_ends_once(store_settings, wall):
