@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from gateway import openai, store
 from gateway.chats.shapes import ChatQuery
 from gateway.openai.messages import Message
-from gateway.shelving import Row, Shelving, in_time
+from gateway.shelving import Row, Shelving, in_time, pieces
 
 _ID = re.compile("chatcmpl-[0-9a-f]{32}")
 
@@ -21,24 +21,29 @@ _encode = msgspec.json.encode
 _messages = msgspec.json.Decoder(list[Message])
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """A kept chat; the last three are JSON."""
+class Answered(msgspec.Struct, frozen=True):
+    """What is shown of a kept chat; the last two are JSON."""
 
     id: str
     tenant_id: str
     model: str
-    messages: bytes
     body: bytes
     labels: bytes
-
-    @classmethod
-    def of(cls, tenant_id: str, call: openai.ChatRequest, answer: openai.ChatCompletion) -> Kept:
-        given, whole, labels = _encode(call.messages), _encode(answer), _encode(call.metadata)
-        return cls(answer.id, tenant_id, answer.model, given, whole, labels)
 
     def shown(self) -> bytes:
         """The completion, and its metadata."""
         return b'%b,"metadata":%b}' % (self.body[:-1], self.labels)
+
+
+class Kept(Answered, frozen=True):
+    """All of it; what it was asked with is JSON, too."""
+
+    messages: bytes
+
+    @classmethod
+    def of(cls, tenant_id: str, call: openai.ChatRequest, answer: openai.ChatCompletion) -> Kept:
+        given, whole, labels = _encode(call.messages), _encode(answer), _encode(call.metadata)
+        return cls(answer.id, tenant_id, answer.model, whole, labels, given)
 
     def asked(self) -> list[Message]:
         """What it was asked with."""
@@ -62,15 +67,17 @@ class Chats(Shelving):
         """Another tenant's is not there."""
         if not is_id(chat_id):
             return None
-        query = self._of(tenant_id).where(rows.c.id == chat_id)
+        query = self._of(tenant_id, Kept).where(rows.c.id == chat_id)
         async with self._engine.connect() as connection:
             found = (await connection.execute(query)).first()
         return None if found is None else Kept(*found)
 
     @in_time
-    async def page(self, tenant_id: str, asked: ChatQuery) -> tuple[list[Kept], bool]:
-        """Those that are asked for, and whether there are more. ``after`` has to be an id."""
-        query, is_up = self._of(tenant_id), asked.order == "asc"
+    async def page(self, tenant_id: str, asked: ChatQuery) -> tuple[list[Answered], bool]:
+        """Those that are asked for, as far as they can be read at once, and whether there are more. ``after`` has to be
+        an id."""
+        size = sa.func.length(rows.c.body) + sa.func.length(rows.c.labels)
+        query, is_up = sa.select(rows.c.id, size.label("num_bytes")).where(*self._are(tenant_id)), asked.order == "asc"
         if asked.model is not None:
             if "\0" in asked.model:  # which PostgreSQL would not even look for
                 return [], False
@@ -80,10 +87,13 @@ class Chats(Shelving):
             query = query.where(has.where(labels.c.key == key.encode(), labels.c.value == value.encode()).exists())
         if asked.after is not None:
             query = query.where(rows.c.id > asked.after if is_up else rows.c.id < asked.after)
-        query = query.order_by(rows.c.id.asc() if is_up else rows.c.id.desc()).limit(asked.limit + 1)
+        order = rows.c.id.asc() if is_up else rows.c.id.desc()
         async with self._engine.connect() as connection:
-            found = [Kept(*row) for row in (await connection.execute(query)).all()]
-        return found[: asked.limit], len(found) > asked.limit
+            there = (await connection.execute(query.order_by(order).limit(asked.limit + 1))).all()
+            ids = next(pieces({row.id: row.num_bytes for row in there[: asked.limit]}), [])
+            some = self._of(tenant_id, Answered).where(rows.c.id.in_(ids)).order_by(order)
+            found = [Answered(*row) for row in (await connection.execute(some)).all()]
+        return found, len(there) > len(ids)
 
     @in_time
     async def label(self, kept: Kept, metadata: Mapping[str, str] | None) -> Kept | None:
@@ -100,9 +110,11 @@ class Chats(Shelving):
                 await connection.execute(sa.insert(table), row)
         return changed
 
-    def _of(self, tenant_id: str) -> sa.Select[Any]:
-        columns = [rows.c[name] for name in Kept.__struct_fields__]
-        return sa.select(*columns).where(rows.c.tenant_id == tenant_id, rows.c.expires_at > int(self._wall()))
+    def _of(self, tenant_id: str, shape: type[Answered]) -> sa.Select[Any]:
+        return sa.select(*[rows.c[name] for name in shape.__struct_fields__]).where(*self._are(tenant_id))
+
+    def _are(self, tenant_id: str) -> tuple[sa.ColumnElement[bool], ...]:
+        return rows.c.tenant_id == tenant_id, rows.c.expires_at > int(self._wall())
 
 
 def is_id(text: str) -> bool:

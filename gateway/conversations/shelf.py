@@ -20,7 +20,7 @@ from gateway.conversations.shapes import Conversation
 from gateway.errors import InvalidRequest, NotFound
 from gateway.responses.items import MAX_ITEMS, AnyItem, response_of
 from gateway.responses.shapes import ItemsQuery
-from gateway.shelving import ShelfAway, Shelving, Step, in_time
+from gateway.shelving import ShelfAway, Shelving, Step, in_time, pieces
 
 HOLD_S = 12
 NUM_ROW_BYTES = 128
@@ -30,6 +30,7 @@ MAX_BYTES = 64 << 20
 _ID = re.compile("conv_[0-9a-f]{32}")
 
 rows, entries = store.conversations, store.conversation_items
+_num_item_bytes = sa.func.length(entries.c.item).label("num_bytes")
 _encode = msgspec.json.encode
 _item: msgspec.json.Decoder[AnyItem] = msgspec.json.Decoder(AnyItem)
 
@@ -104,20 +105,44 @@ class Conversations(Shelving):
 
     # Items
 
-    @in_time
     async def items(self, kept: Kept) -> list[AnyItem]:
         """All of them, oldest first. Raises InvalidRequest where they are too much."""
-        size = sa.select(rows.c.num_bytes).where(rows.c.id == kept.id)
-        query = sa.select(entries.c.item).where(entries.c.conversation_id == kept.id).order_by(entries.c.number)
-        async with self._engine.connect() as connection:
-            _check_size((await connection.execute(size)).scalar() or 0, "conversation")
-            return [_item.decode(item) for item in (await connection.execute(query)).scalars()]
+        items: list[AnyItem] = []
+        for numbers in pieces(await self._sizes(kept)):
+            items += await self._some(kept, numbers)
+        return items
 
     @in_time
-    async def page(self, kept: Kept, asked: ItemsQuery) -> tuple[list[AnyItem], bool]:
-        """Those that are asked for, and whether there are more. Raises InvalidRequest."""
-        is_up, number = asked.order == "asc", entries.c.number
+    async def _sizes(self, kept: Kept) -> dict[int, int]:
+        """How many bytes each has, by their numbers. Raises InvalidRequest where they are too much."""
+        size = sa.select(rows.c.num_bytes).where(rows.c.id == kept.id)
+        query = sa.select(entries.c.number, _num_item_bytes).where(entries.c.conversation_id == kept.id)
+        async with self._engine.connect() as connection:
+            _check_size((await connection.execute(size)).scalar() or 0, "conversation")
+            found = await connection.execute(query.order_by(entries.c.number))
+            return {row.number: row.num_bytes for row in found}
+
+    @in_time
+    async def _some(self, kept: Kept, numbers: Sequence[int]) -> list[AnyItem]:
+        """Those from the first of these numbers to the last, in either order."""
+        number, is_up = entries.c.number, numbers[0] <= numbers[-1]
         query = sa.select(entries.c.item).where(entries.c.conversation_id == kept.id)
+        query = query.where(number.between(min(numbers), max(numbers))).order_by(number if is_up else number.desc())
+        async with self._engine.connect() as connection:
+            return [_item.decode(item) for item in (await connection.execute(query)).scalars()]
+
+    async def page(self, kept: Kept, asked: ItemsQuery) -> tuple[list[AnyItem], bool]:
+        """Those that are asked for, as far as they can be read at once, and whether there are more. Raises
+        InvalidRequest."""
+        sizes = await self._page(kept, asked)
+        numbers = next(pieces(dict(sizes[: asked.limit])), [])
+        return await self._some(kept, numbers) if numbers else [], len(sizes) > len(numbers)
+
+    @in_time
+    async def _page(self, kept: Kept, asked: ItemsQuery) -> list[tuple[int, int]]:
+        """The numbers of those that are asked for, and of one more if there is one, with how many bytes each has."""
+        is_up, number = asked.order == "asc", entries.c.number
+        query = sa.select(number, _num_item_bytes).where(entries.c.conversation_id == kept.id)
         async with self._engine.connect() as connection:
             if asked.after is not None:
                 after = sa.select(number).where(*_is_item(kept, asked.after))
@@ -126,8 +151,7 @@ class Conversations(Shelving):
                     raise InvalidRequest(f"Item with id '{asked.after[:80]}' not found.", param="after")
                 query = query.where(number > place if is_up else number < place)
             query = query.order_by(number.asc() if is_up else number.desc()).limit(asked.limit + 1)
-            found = [_item.decode(item) for item in (await connection.execute(query)).scalars()]
-        return found[: asked.limit], len(found) > asked.limit
+            return [(row.number, row.num_bytes) for row in await connection.execute(query)]
 
     @in_time
     async def item(self, kept: Kept, item_id: str) -> AnyItem:

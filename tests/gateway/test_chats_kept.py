@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+import sqlalchemy as sa
 
 from policies import settings, wire
 from policies.policy import Policy
@@ -126,6 +127,20 @@ async def test_they_are_listed_in_order_by_page_by_model_and_by_metadata(open_fr
             with pytest.raises(openai.BadRequestError) as refused:
                 await list_of(**wrong)
             assert refused.value.param.partition(".")[0] == next(iter(wrong))
+
+
+async def test_a_page_has_what_can_be_read_at_once_and_nothing_is_read_of_what_they_were_asked(front, monkeypatch):
+    ids = [(await kept(front, text=text)).id for text in ("One.", "Two.", "Three.")]
+    asked: list[str] = []
+    sa.event.listen(front.gw.chats._engine.sync_engine, "before_cursor_execute", lambda *sent: asked.append(sent[2]))
+    assert len((await front.client.chat.completions.list(limit=3)).data) == 3
+    monkeypatch.setattr("gateway.shelving.PIECE_BYTES", 1)
+    page = await front.client.chat.completions.list(limit=3)
+    assert ([each.id for each in page.data], page.has_more) == (ids[:1], True)
+    assert await listed(front.client, limit=3, order="desc") == ids[::-1]
+    read = [sent for sent in asked if "FROM chats" in sent]
+    assert len(read) == 2 + 2 + 2 * 3
+    assert not [sent for sent in read if "messages" in sent]
 
 
 async def test_metadata_is_changed_as_a_whole(open_front, store_settings):

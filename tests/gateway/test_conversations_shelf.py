@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -15,6 +16,7 @@ from gateway.conversations import shelf
 from gateway.conversations.shelf import HOLD_S, ConversationLocked, Conversations
 from gateway.errors import InvalidRequest
 from gateway.responses.items import AnyItem, MessageItem, named, said_by_user
+from gateway.responses.shapes import ItemsQuery
 from policies import settings
 from tests.gateway.test_responses_shelf import Wall
 
@@ -73,6 +75,31 @@ async def test_turns_that_are_added_at_once_lie_one_behind_the_other(store_setti
         order = [int(text.partition(".")[0]) for text in texts[::3]]
         assert sorted(order) == list(range(12))
         assert texts == [f"{number}.{part}" for number in order for part in range(3)]
+
+
+async def test_items_are_read_some_at_a_time_and_a_page_has_what_can_be_read_at_once(store_settings, monkeypatch):
+    async with two_shelves(store_settings, Wall()) as (one, _):
+        for number in (1, 2):
+            await one.add("ten_1", MINE, a_turn(number))
+        kept, said = await one.find("ten_1", MINE), [*a_turn(1), *a_turn(2)]
+        num_bytes = len(msgspec.json.encode(said[0]))
+        for num_at_once, read in ((0, [1] * 6), (2, [2] * 3), (5, [5, 1]), (6, [6])):
+            monkeypatch.setattr("gateway.shelving.PIECE_BYTES", num_at_once * num_bytes)
+            sent: list[int] = []
+            some = Conversations._some
+
+            async def counted(*asked, some=some, sent=sent):
+                sent.append(len(found := await some(*asked)))
+                return found
+
+            with monkeypatch.context() as patch:
+                patch.setattr(Conversations, "_some", counted)
+                assert await one.items(kept) == said
+            assert sent == read
+            most = min(max(1, num_at_once), 4)
+            assert await one.page(kept, ItemsQuery(limit=4, order="asc")) == (said[:most], True)
+            assert await one.page(kept, ItemsQuery(limit=4, order="desc")) == (said[::-1][:most], True)
+            assert await one.page(kept, ItemsQuery(limit=4, after=said[1].id)) == (said[:1], False)
 
 
 async def test_what_was_let_go_is_not_renewed_by_a_sweep_that_began_before(store_settings):
