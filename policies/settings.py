@@ -270,6 +270,8 @@ class Files(Section, frozen=True):
     max_file_bytes: Positive = 512 << 20
     max_tenant_bytes: Positive = 10 << 30
     """Of all files of one tenant together."""
+    max_tenant_files: Positive = 100_000
+    """Of one tenant, empty ones too; with more of them no other is taken."""
     batch_expires_s: Annotated[int, Meta(ge=3600, le=int(MAX_S))] = 2_592_000
     """How long a file for a batch, and what a batch has written, is kept where its client does not say."""
     max_open_uploads: Positive = 100

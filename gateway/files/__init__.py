@@ -167,7 +167,7 @@ class Files:
         """``check(num_bytes)`` says that an upload has come so far. It raises BodyTooLarge and QuotaExceeded, early;
         ``take_room`` has the last word."""
         async with reading(self._rooms) as connection:
-            used, come = await self._num_bytes_of(connection, tenant_id), 0
+            (used, _), come = await self._held_by(connection, tenant_id), 0
         most = self.config.max_tenant_bytes
         most_of_one = self.config.max_file_bytes if what == "file" else MAX_PART_BYTES
 
@@ -197,18 +197,22 @@ class Files:
     async def take_room(self, connection: AsyncConnection, tenant_id: str, num_bytes: int) -> None:
         """For so many more, which this transaction notes, when it is its turn. Raises QuotaExceeded."""
         await self.take_turn(connection, tenant_id)
-        if await self._num_bytes_of(connection, tenant_id) + num_bytes > self.config.max_tenant_bytes:
+        num_held, num_files = await self._held_by(connection, tenant_id)
+        if num_held + num_bytes > self.config.max_tenant_bytes:
             raise self._too_much()
+        if num_files >= self.config.max_tenant_files:
+            raise errors.QuotaExceeded(f"This project has {num_files} files, which is as many as it may have.")
 
-    async def _num_bytes_of(self, connection: AsyncConnection, tenant_id: str) -> int:
-        """Of all the tenant's files, and of the parts of those that are still coming."""
+    async def _held_by(self, connection: AsyncConnection, tenant_id: str) -> tuple[int, int]:
+        """Bytes of all the tenant's files, and of the parts of those that are still coming; and how many files."""
         whole, parts, uploads = store.files.c, store.upload_parts.c, store.uploads.c
         is_coming = sa.and_(uploads.id == parts.upload_id, uploads.tenant_id == tenant_id)
-        queries = (
-            sa.select(sa.func.sum(whole.num_bytes)).where(whole.tenant_id == tenant_id, self._is_there()),
-            sa.select(sa.func.sum(parts.num_bytes)).where(is_coming, uploads.expires_at > int(self.wall())),
-        )
-        return sum([int((await connection.execute(query)).scalar_one() or 0) for query in queries])
+        kept = sa.select(sa.func.sum(whole.num_bytes), sa.func.count(whole.id))
+        coming = sa.select(sa.func.sum(parts.num_bytes)).where(is_coming, uploads.expires_at > int(self.wall()))
+        kept = kept.where(whole.tenant_id == tenant_id, self._is_there())
+        num_kept, num_files = (await connection.execute(kept)).one()
+        num_coming = (await connection.execute(coming)).scalar_one()
+        return int(num_kept or 0) + int(num_coming or 0), num_files
 
     def _too_much(self) -> errors.QuotaExceeded:
         return errors.QuotaExceeded(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
 import openai
 import pytest
@@ -77,6 +78,24 @@ async def test_files_and_parts_that_are_noted_at_once_have_no_more_than_there_is
 
         assert sum(await asyncio.gather(*map(noted, range(12)))) == 5
         assert len(names(front)) == 5
+
+
+async def test_a_tenant_has_so_many_files_however_small_they_are(open_front, store_settings):
+    async with open_front(store=store_settings, files=settings.Files(max_tenant_files=2)) as front:
+
+        async def sent() -> tuple[int, Any]:
+            async with front.http.post(f"{front.url}/v1/files", data=FILE[:-1] + END, headers=FORM) as answer:
+                return answer.status, await answer.json()
+
+        (_, first), (_, second) = await sent(), await sent()
+        assert (first["bytes"], second["bytes"]) == (0, 0)
+        status, refused = await sent()
+        assert (status, refused["error"]["code"]) == (403, "storage_quota_exceeded")
+        with pytest.raises(openai.PermissionDeniedError, match="has 2 files"):
+            await front.client.uploads.create(purpose="batch", bytes=3, filename="a", mime_type="text/plain")
+        await front.client.files.delete(first["id"])
+        assert (await sent())[0] == 200
+        assert len(names(front)) == 2
 
 
 async def test_no_more_uploads_are_begun_at_once_than_may_be_pending(open_front, store_settings):
