@@ -63,7 +63,7 @@ class Client:
         terms = upstream.terms
         max_bytes = terms.max_answer_bytes * max(1, -(-num_vectors // VECTORS_AN_ANSWER))
         first_s = terms.first_byte_timeout_s if streams else terms.timeout_s
-        ends_at = asyncio.get_running_loop().time() + terms.timeout_s
+        ends_at, has_begun = asyncio.get_running_loop().time() + terms.timeout_s, False
         try:
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout_at(ends_at):
@@ -80,8 +80,9 @@ class Client:
                 texts = _events(response, upstream) if is_stream else _whole(response, max_bytes, first_s)
                 while (text := await _next_of(texts, ends_at)) is not None:
                     yield text
-        except TimeoutError:
-            raise failures.too_late("did not finish its answer", terms.timeout_s) from None
+                    has_begun = True
+        except TimeoutError:  # who has begun by then and did not fall silent was asked for much
+            raise failures.too_late("did not finish its answer", terms.timeout_s, is_fault=not has_begun) from None
         except aiohttp.ClientPayloadError as error:
             raise failures.cut(f"the answer broke off: {_shown(error)}") from None
         except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, ConnectionError) as error:
@@ -155,7 +156,7 @@ async def _lines(response: aiohttp.ClientResponse, upstream: Known) -> AsyncIter
             break
         num_bytes += len(chunk)
         if num_bytes > terms.max_answer_bytes:
-            raise failures.cut(f"it was longer than {terms.max_answer_bytes} bytes")
+            raise failures.too_long(terms.max_answer_bytes)
         if is_half:  # of "\r\n"
             chunk = chunk.removeprefix(b"\n")
         is_half = chunk.endswith(b"\r")
@@ -176,7 +177,7 @@ async def _whole(response: aiohttp.ClientResponse, max_bytes: int, idle_s: float
     while chunk := await _chunk(response, idle_s):
         num_bytes += len(chunk)
         if num_bytes > max_bytes:
-            raise failures.garbage(f"it was longer than {max_bytes} bytes")
+            raise failures.too_long(max_bytes)
         chunks.append(chunk)
     yield b"".join(chunks)
 

@@ -35,6 +35,12 @@ class UpstreamUnreachable(UpstreamFailed):
     code = "upstream_unreachable"
 
 
+class UpstreamTooLong(UpstreamFailed):
+    """An upstream's answer is longer than the settings allow: so it would be again, and what was asked made it so."""
+
+    should_retry = False
+
+
 class UpstreamRefused(UpstreamFailed):
     """An upstream takes this gateway's key for no good one, or wants to be paid: nothing that a client could mend."""
 
@@ -131,12 +137,20 @@ def cut(why: str) -> Trouble:
     return Trouble(UpstreamFailed("The server that answers for this model stopped in the middle of it."), why=why)
 
 
+def too_long(max_bytes: int) -> Trouble:
+    """It is not the upstream's fault: else whoever asks for much, again and again, has it asked by nobody."""
+    error = UpstreamTooLong("The answer is longer than this server takes from the one that answers for this model.")
+    why = f"the answer was longer than {max_bytes} bytes"
+    return Trouble(error, is_fault=False, elsewhere=False, again=False, why=why)
+
+
 def unreachable(why: str) -> Trouble:
     return Trouble(UpstreamUnreachable("The server that answers for this model cannot be reached."), why=why)
 
 
-def too_late(what: str, seconds: float) -> Trouble:
-    return Trouble(UpstreamTimeout(f"The server that answers for this model {what} within {seconds:g} s."))
+def too_late(what: str, seconds: float, is_fault: bool = True) -> Trouble:
+    error = UpstreamTimeout(f"The server that answers for this model {what} within {seconds:g} s.")
+    return Trouble(error, is_fault=is_fault)
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

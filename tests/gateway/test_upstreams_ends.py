@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -11,9 +12,10 @@ from aiohttp import web
 
 from policies.policy import Cache, Policy
 from tests.gateway.conftest import HELLO, Front, OpenFront
-from tests.gateway.elsewhere import USAGE, Elsewhere, Heard, chunk, elsewhere, says
+from tests.gateway.elsewhere import USAGE, Elsewhere, Heard, chunk, elsewhere, event, says
 from tests.gateway.elsewhere import streams as events_of
 
+CHAT = "/v1/chat/completions"
 ASKED = {"model": "far", "messages": HELLO, "temperature": 0}
 
 
@@ -100,3 +102,31 @@ async def test_a_refusal_stays_apart_from_what_was_asked_for(front, far, streams
     assert (status, message["content"]) == (200, [{"type": "text", "text": "I will not."}])
     status, told, _ = await front.post("/api/chat", {**ASKED, "stream": False})
     assert (status, told["message"]["content"]) == (200, "I will not.")
+
+
+async def test_whoever_asks_for_too_much_has_it_counted_against_no_upstream(open_front):
+    long = says("x" * 20_000)
+
+    async def goes_on(heard):
+        response = await heard.stream()
+        while True:
+            await event(response, chunk(content="on "))
+            await asyncio.sleep(0.01)
+
+    async with elsewhere() as far:
+        terms = far.upstream(breaker_failures=1, max_answer_bytes=1 << 14, timeout_s=0.5)
+        async with open_front(upstreams=(terms,)) as front:
+            for behaviour, streams, code in (
+                (long, False, "upstream_failed"),
+                (long, True, "upstream_failed"),
+                (goes_on, True, "upstream_timeout"),
+            ):
+                far.scripts = [behaviour]
+                async with front.http.post(front.url + CHAT, json={**ASKED, "stream": streams}) as answer:
+                    said = await answer.text()
+                    assert code in said, said
+                    assert answer.headers.get("x-should-retry") == (None if behaviour is goes_on else "false")
+            assert len(far.heard) == 3
+            view = front.gw.upstreams.view("far-1")
+            assert (view.state, view.num_failed, view.num_openings) == ("closed", 3, 0)
+            assert (await front.post(CHAT, ASKED))[0] == 200
