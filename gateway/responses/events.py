@@ -285,6 +285,8 @@ class Events:
 def obfuscated(event: bytes) -> bytes:
     """It as a stream has it whose deltas are padded, whether or not it was written for one."""
     head, _, data = event.partition(b"\ndata: ")
+    if not head.endswith(b".delta"):  # the others may be very long
+        return event
     said = msgspec.json.decode(data)
     if "delta" not in said or "obfuscation" in said:
         return event

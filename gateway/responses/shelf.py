@@ -38,6 +38,8 @@ MAX_CHAIN = 1000
 """Responses that one may go on from, one behind the other."""
 MAX_CHAIN_BYTES = 64 << 20
 """Of all of them together, as they are stored: all of it is read for each that goes on from them."""
+SHORT_BYTES = 4 << 10
+"""Of events that are packed: what is unpacked of those is never long."""
 _ID = re.compile("resp_[0-9a-f]{32}")
 LOST = ResponseError("server_error", "The gateway that wrote this response is gone; it was not finished.")
 
@@ -170,7 +172,7 @@ class Shelf(Shelving):
 
     async def move(self, connection: AsyncConnection, body: ResponseBody, first: int, events: Sequence[bytes]) -> bool:
         """As ``advance``, in a transaction of somebody else's."""
-        whole, said = _encode(body), zlib.compress(b"".join(events), 1)
+        whole, said = _encode(body), await _packed(events)
         is_open = rows.c.status.in_(OPEN)
         changed = sa.update(rows).where(rows.c.id == body.id, is_open)
         num_more = len(said) if events else 0
@@ -200,7 +202,7 @@ class Shelf(Shelving):
             found = (await connection.execute(query.order_by(told.c.first))).all()
         said: list[bytes] = []
         for start, compressed in found:
-            said += split(zlib.decompress(compressed))[max(0, first - start) :]
+            said += (await _unpacked(compressed))[max(0, first - start) :]
         return said
 
     @in_time
@@ -211,7 +213,7 @@ class Shelf(Shelving):
             found = (await connection.execute(query.order_by(told.c.first.desc()).limit(1))).first()
         if found is None:
             return -1, []
-        said = split(zlib.decompress(found.events))
+        said = await _unpacked(found.events)
         return found.first + len(said) - 1, said[-1:]
 
     @in_time
@@ -253,6 +255,19 @@ class Shelf(Shelving):
         for row in found:
             if await self.end_elsewhere(kept := Kept(*row), "failed", LOST):
                 log.warning("response %s has lost its gateway", kept.id)
+
+
+async def _packed(events: Sequence[bytes]) -> bytes:
+    """As they are stored. Long ones are packed, and unpacked, beside the event loop."""
+    if sum(map(len, events)) <= LONG_BYTES:
+        return zlib.compress(b"".join(events), 1)
+    return await asyncio.to_thread(zlib.compress, b"".join(events), 1)
+
+
+async def _unpacked(said: bytes) -> list[bytes]:
+    if len(said) <= SHORT_BYTES:
+        return split(zlib.decompress(said))
+    return await asyncio.to_thread(lambda: split(zlib.decompress(said)))
 
 
 def is_id(text: str) -> bool:

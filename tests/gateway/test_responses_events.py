@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from gateway.errors import WorkerLost
 from gateway.parsers import Content, Event, Reasoning, ToolArguments, ToolCallBegin
 from gateway.reply.choices import Choice
-from gateway.responses.events import Events, split
+from gateway.responses.events import Events, obfuscated, split
 from gateway.responses.requests import parse
 from gateway.responses.shapes import ResponseBody, begun
 from gateway.text.detokenize import Vocabulary
@@ -184,3 +184,10 @@ def test_what_is_broken_off_is_told_to_its_end_all_the_same(batches, how):
     if how == "failed":
         assert (events[-2]["type"], events[-2]["code"]) == ("error", "worker_lost")
         assert events[-1]["response"]["error"] == {"code": "server_error", "message": "gone"}
+
+
+def test_of_events_that_bring_no_piece_none_is_read_again_to_be_padded():
+    whole = b"event: response.completed\ndata: however long this is\n\n"
+    assert obfuscated(whole) == whole
+    piece = b'event: response.output_text.delta\ndata: {"delta":"Hi"}\n\n'
+    assert b'"obfuscation":' in obfuscated(piece)

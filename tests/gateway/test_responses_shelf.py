@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import threading
-from collections.abc import AsyncIterator
+import zlib
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -241,3 +244,23 @@ async def test_what_nobody_could_renew_while_the_store_was_away_is_not_lost_by_t
         assert await status(SWEEP_S) == "queued"
         assert [await status(5 * LEASE_S), await status(SWEEP_S)] == ["queued", "queued"]
         assert [await status(SWEEP_S) for _ in range(3)][-1] == "failed"
+
+
+async def test_long_events_are_packed_and_unpacked_beside_the_event_loop(store_settings, wall, monkeypatch):
+    threads: list[int] = []
+
+    def noted(work: Callable[..., bytes]) -> Callable[..., bytes]:
+        return lambda *given: [threads.append(threading.get_ident()), work(*given)][1]  # type: ignore[func-returns-value]
+
+    names = ("compress", "decompress")
+    monkeypatch.setattr(shelves, "zlib", SimpleNamespace(**{name: noted(getattr(zlib, name)) for name in names}))
+    drawn = random.Random(1)
+    said = [b"event: x\ndata: %b\n\n" % drawn.randbytes(20_000).hex().encode() for _ in range(3)]
+    async with a_shelf(store_settings, wall) as shelf:
+        body = a_body(1, background=True)
+        await shelf.put(Kept.of("ten_1", body, []))
+        assert await shelf.advance(body, 0, said)
+        assert await shelf.events(body.id, 1) == said[1:]
+        assert await shelf.end_of(body.id) == (2, said[-1:])
+    assert len(threads) == 3
+    assert threading.get_ident() not in threads
