@@ -132,6 +132,17 @@ class Auth:
         caller.check_endpoint(endpoint)
         return AdminCaller(caller.key_id, caller.tenant_name, TENANT, caller.tenant_id)
 
+    async def knows_by_now(self, request: web.Request) -> bool:
+        """Whether it brings a key that was unknown here and is known now: it was made through another gateway."""
+        try:
+            key_hash = keys.hash_of(self._directory.secret, presented(request))
+        except InvalidApiKey:
+            return False
+        if self._directory.key(key_hash) is not None:
+            return False
+        await self._directory.seek()
+        return self._directory.key(key_hash) is not None
+
     def caller(self, presented: str, address: str | None = None) -> Caller | None:
         """None when the key opens nothing here. Raises PermissionDenied when it may not be used from ``address``."""
         key = self._valid(presented)

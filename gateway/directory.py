@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 
@@ -36,6 +37,10 @@ POLL_S = 0.5
 """Between two looks. What was revoked through another gateway ends here so much later, if no notice comes before."""
 LOOK_S = 10.0
 """How long the database may take to answer one of them."""
+SEEK_S = 0.1
+"""Between two looks for keys that are unknown here: whoever guesses keys has the database asked no more often."""
+PATIENCE_S = 2.0
+"""How long whoever brought one waits for that."""
 AHEAD_S = 86_400.0
 """So much a clock may be ahead and then be set back: prices that are over stay known for so long, as they are in force
 again then."""
@@ -127,6 +132,12 @@ class Directory:
         self._narrowed: dict[tuple[str, int, str], Policy] = {}
         self._noticed = asyncio.Event()
         self._refreshing = asyncio.Lock()
+        self._looked = asyncio.Event()
+        """The next look is over."""
+        self._sought: asyncio.Event | None = None
+        """Of the look that was last asked for by ``seek``."""
+        self._seek_at = -math.inf
+        """When that one is due, or was."""
         self._failure: Exception | None = None
 
     @classmethod
@@ -205,6 +216,21 @@ class Directory:
             self.upstreams = {n: each for n, each in (self.upstreams | upstreams).items() if each is not None}
             self.upstreams_changed()
 
+    async def seek(self) -> None:
+        """Until it was looked once more, or for as long as anybody may wait for that: what is unknown here may have
+        been made through another gateway a moment ago. However many ask, it is looked for them once in ``SEEK_S``."""
+        looked = self._looked
+        if self._sought is not looked:
+            self._sought, now = looked, self._clock.now()
+            self._seek_at = max(now, self._seek_at + SEEK_S)
+            if self._seek_at > now:
+                self._clock.call_later(self._seek_at - now, self.notice)
+            else:
+                self.notice()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await looked.wait()
+
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """While this lasts, changes are found by themselves."""
@@ -219,6 +245,7 @@ class Directory:
             finally:
                 timer.cancel()
             self._noticed.clear()
+            looked, self._looked = self._looked, asyncio.Event()
             try:
                 async with asyncio.timeout(LOOK_S):
                     await self.refresh()
@@ -226,6 +253,7 @@ class Directory:
                 self._say(error)
             else:
                 self._say(None)
+            looked.set()
 
     def _say(self, failure: Exception | None) -> None:
         """Once when it begins, and once when it is over."""

@@ -16,7 +16,7 @@ from aiohttp.typedefs import Handler
 
 from gateway import failures, head
 from gateway.doors import Doors
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, InvalidApiKey
 from gateway.failures import Shape
 from gateway.head import Head
 from gateway.house import Gateway
@@ -62,20 +62,12 @@ class Entrance:
         tracing = self._gw.tracing
         noted = head.begin(request, self._proxies.address_of(request), self._origins.headers(request), tracing)
         try:
-            endpoint = self._endpoints.get(request.raw_path)
-            # Who expects "100 Continue" before the body is told so by the application.
-            if endpoint is not None and request.method == hdrs.METH_POST and hdrs.EXPECT not in request.headers:
-                noted.route = request.raw_path
-                response = await endpoint(self._gw, request)
-            elif (asked := self._origins.preflight(request)) is not None:
-                noted.route = PREFLIGHT
-                response = web.Response(status=204, headers=asked)
-            elif not request.headers.get(hdrs.EXPECT, "").isascii():
-                noted.route = EXPECTATION
-                # aiohttp would repeat it, and cannot.
-                raise web.HTTPExpectationFailed
-            else:
-                response = await self._application(request)
+            try:
+                response = await self._led(request, noted)
+            except InvalidApiKey:
+                if not await self._gw.auth.knows_by_now(request):
+                    raise
+                response = await self._led(request, noted)
         except asyncio.CancelledError:
             self._ended(request, noted, noted.left_as)
             if tracing is not None:
@@ -104,6 +96,23 @@ class Entrance:
             else:  # as ``end``, without a call
                 noted.answer = None
         return response
+
+    async def _led(self, request: web.Request, noted: Head) -> web.StreamResponse:
+        """To whoever answers it. Raises what it fails by."""
+        endpoint = self._endpoints.get(request.raw_path)
+        # Who expects "100 Continue" before the body is told so by the application.
+        if endpoint is not None and request.method == hdrs.METH_POST and hdrs.EXPECT not in request.headers:
+            noted.route = request.raw_path
+            return await endpoint(self._gw, request)
+        elif (asked := self._origins.preflight(request)) is not None:
+            noted.route = PREFLIGHT
+            return web.Response(status=204, headers=asked)
+        elif not request.headers.get(hdrs.EXPECT, "").isascii():
+            noted.route = EXPECTATION
+            # aiohttp would repeat it, and cannot.
+            raise web.HTTPExpectationFailed
+        else:
+            return await self._application(request)
 
     def _ended(self, request: web.Request, noted: Head, status: int) -> None:
         """Its answer is written, but for what is written at once behind this. What has no row in the ledger has its

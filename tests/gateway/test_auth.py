@@ -180,6 +180,22 @@ async def test_a_key_that_is_revoked_elsewhere_is_refused_at_the_next_look(start
             await opens(session, 401)
 
 
+async def test_a_key_that_was_made_elsewhere_opens_at_once(start_house):
+    house = start_house("--num-tokens", 1)
+    chat = {"model": house.model, **CHAT}
+    async with visiting(house.config.store) as rooms:
+        for ask in (
+            lambda session: session.post("/v1/chat/completions", json=chat),
+            lambda session: session.post("/v1/chat/completions", json=chat, headers={"expect": "100-continue"}),
+            lambda session: session.get("/v1/models"),
+        ):
+            for _ in range(3):
+                async with house.http(await add_key(rooms, await add_tenant(rooms, store.new_id("t")))) as session:
+                    assert await said(ask(session)) == 200
+        async with house.http(await add_key(rooms, None, role="owner")) as session:
+            assert await said(session.get("/admin/v1/tenants")) == 200
+
+
 async def opens(session: aiohttp.ClientSession, status: int) -> None:
     """Until asking for the models has this status."""
     async with asyncio.timeout(PATIENCE_S):

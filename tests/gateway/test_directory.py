@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from gateway import keys, store
 from gateway.auth import Auth, Caller
 from gateway.bootstrap import bootstrap
-from gateway.directory import CHUNK, POLL_S, Directory
+from gateway.directory import CHUNK, POLL_S, SEEK_S, Directory
 from gateway.store import Store
 from policies import settings
 from policies.policy import Limits, Narrowing, Policy, narrowed
@@ -162,6 +162,24 @@ async def test_a_change_is_found_within_the_half_second_and_at_once_when_it_is_n
         directory.notice()
         await until(lambda: caller(directory, key) is None)
     assert clock.waits() == []
+
+
+async def test_whoever_brings_unknown_keys_has_the_database_asked_ten_times_a_second_at_most(rooms, directory, clock):
+    tenant = await add_tenant(rooms, "north")
+    async with directory.watched():
+        await until(clock.waits)
+        first = await add_key(rooms, tenant)
+        await directory.seek()
+        assert caller(directory, first) is not None
+        await until(clock.waits)
+        second = await add_key(rooms, tenant)
+        seeking = [asyncio.create_task(directory.seek()) for _ in range(100)]
+        await until(lambda: len(clock.waits()) > 1)
+        assert clock.waits() == [SEEK_S, POLL_S]
+        clock.advance(SEEK_S)
+        await asyncio.gather(*seeking)
+        assert caller(directory, second) is not None
+    assert SEEK_S >= 0.1
 
 
 async def test_while_the_database_is_away_everything_stays_and_then_it_catches_up(postgres, tmp_path, clock, caplog):
