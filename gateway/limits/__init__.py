@@ -170,9 +170,7 @@ class Limits:
         if self.shared is None:
             self.local.restore(rule, spent_micros)
             return
-        known = self._known_spent.get(tenant_id)
-        if known is None or known[0] != rule.name or known[1] < spent_micros:
-            self._known_spent[tenant_id] = (rule.name, spent_micros)
+        self._hear(tenant_id, rule, spent_micros)
         await self.shared.restore(rule, spent_micros)
         self.local.forget(rule)  # what this gateway spent by itself is in the ledger
 
@@ -189,7 +187,7 @@ class Limits:
         if self.shared is None:
             return self._take_here(plan, rules, ask), rules, self.local, None
         try:
-            outcome, readings = await self._take_together(rules, rules, ask)
+            outcome, readings = await self._take_together(plan, rules, rules, ask)
         except RedisAway:
             rules = self._divided(plan, rules)
             most = min((rule.ceiling for rule in rules if rule.kind == "tokens"), default=NO_CEILING)
@@ -197,8 +195,6 @@ class Limits:
                 raise self._unavailable() from None
             ask = msgspec.structs.replace(ask, least_tokens=min(ask.least_tokens, most))
             return self._take_here(plan, rules, ask), rules, self.local, None
-        if plan.period is not None and self._has_fallen(plan, readings[-2]):
-            self.shared.may_lack.set()
         if isinstance(outcome, Grant):
             return outcome, rules, self.shared, readings
         raise self._refused(plan, rules, ask, outcome, readings)
@@ -209,7 +205,7 @@ class Limits:
             try:
                 # The money goes with the rest when the ticket is left; the tokens it would not know of.
                 outcome, _ = await self._take_together(
-                    plan.growing, [rule for rule in plan.growing if rule.kind == "tokens"], ask
+                    plan, plan.growing, [rule for rule in plan.growing if rule.kind == "tokens"], ask
                 )
             except RedisAway:
                 outcome = self.local.take(self._divided(plan, plan.growing), ask)
@@ -234,10 +230,7 @@ class Limits:
 
         def told(spent: int) -> None:
             if plan.period is not None:
-                if not self._has_fallen(plan, spent):
-                    self._known_spent[plan.tenant_id] = (rules[-1].name, spent)
-                elif self.shared is not None:
-                    self.shared.may_lack.set()
+                self._hear(plan.tenant_id, rules[-1], spent)
                 self._spent(plan, spent, cost_micros)
                 if meters is self.local:
                     self.local.forget(rules[-1])  # as ``restore`` does
@@ -247,14 +240,14 @@ class Limits:
                 self._known_spent[plan.tenant_id] = (rules[-1].name, self._known(plan) + cost_micros)
 
         if isinstance(meters, SharedMeters):
-            meters.settle_soon(rules, request_id, unused, overused, cost_micros, told, lost)
+            meters.settle_soon(rules, request_id, unused, overused, cost_micros, told, lost, self._known(plan))
             return
         spent = meters.settle(rules, request_id, unused, overused, cost_micros)
         if plan.period is not None:
             self._spent(plan, spent + self._known(plan), cost_micros)
             if self.shared is not None and cost_micros:
                 # Redis may be back, and know already all that the ledger had until then.
-                self.shared.settle_soon(rules[-1:], request_id, [], 0, cost_micros, told)
+                self.shared.settle_soon(rules[-1:], request_id, [], 0, cost_micros, told, lost, self._known(plan))
 
     def has_cost(self, plan: Plan, tenant_id: str) -> None:
         """A request has, and its row is written; by now the tenant may have a budget that it was not let in by."""
@@ -269,11 +262,11 @@ class Limits:
     # Within
 
     async def _take_together(
-        self, rules: Sequence[Rule], undo: Sequence[Rule], ask: Ask
+        self, plan: Plan, rules: Sequence[Rule], undo: Sequence[Rule], ask: Ask
     ) -> tuple[Grant | Refusal, list[int]]:
         """Raises RedisAway. What is granted after its request has gone away is given back under the rules ``undo``."""
         assert self.shared is not None
-        taking = asyncio.get_running_loop().create_task(self.shared.take(rules, ask))
+        taking = asyncio.get_running_loop().create_task(self.shared.take(rules, ask, known_micros=self._known(plan)))
         try:
             return await asyncio.shield(taking)
         except RedisAway:
@@ -328,15 +321,16 @@ class Limits:
             retry_after_s=self._retry_s,
         )
 
+    def _hear(self, tenant_id: str, rule: Rule, spent_micros: int) -> None:
+        """So much is spent of this budget, unless it is known to be more: Redis may have lost some of it."""
+        name, known_micros = self._known_spent.get(tenant_id, ("", 0))
+        if name != rule.name or known_micros < spent_micros:
+            self._known_spent[tenant_id] = (rule.name, spent_micros)
+
     def _known(self, plan: Plan) -> int:
         """Spent of the budget by all gateways together, as last heard of."""
         name, spent_micros = self._known_spent.get(plan.tenant_id, ("", 0))
         return spent_micros if plan.period is not None and name == plan.rules[-1].name else 0
-
-    def _has_fallen(self, plan: Plan, spent_micros: int) -> bool:
-        """Redis says that far less is spent than before: it has lost this gauge, as one does that makes room. (A little
-        less is an answer that others have overtaken.)"""
-        return 2 * spent_micros < self._known(plan)
 
     def _spent(self, plan: Plan, spent_micros: int, cost_micros: int) -> None:
         """Each settlement moves the sum by its own cost, so of all gateways exactly one crosses a share."""

@@ -42,11 +42,12 @@ class SharedMeters:
         there any more."""
 
     async def take(
-        self, rules: Sequence[Rule], ask: Ask, now_ms: int = SERVERS_TIME
+        self, rules: Sequence[Rule], ask: Ask, now_ms: int = SERVERS_TIME, known_micros: int = 0
     ) -> tuple[Grant | Refusal, list[int]]:
-        """The outcome, and the readings after it. Raises RedisAway."""
+        """The outcome, and the readings after it. At least ``known_micros`` are spent of the budget, which Redis may
+        have lost. Raises RedisAway."""
         arguments: list[str | int] = [now_ms, ask.request_id, ask.least_tokens, ask.most_tokens, ask.least_micros]
-        arguments.append(ask.most_micros)
+        arguments += (ask.most_micros, known_micros)
         answer = await self._run(script.TAKE, self._keys(rules), arguments + _words(rules))
         is_in, at_ms, one, other, *readings = answer
         outcome = Grant(at_ms, one, other) if is_in else Refusal(at_ms, one, other)
@@ -60,9 +61,10 @@ class SharedMeters:
         overused: int,
         cost_micros: int,
         now_ms: int = SERVERS_TIME,
+        known_micros: int = 0,
     ) -> int:
-        """As ``admission.settle``. Raises RedisAway."""
-        arguments: list[str | int] = [now_ms, request_id, overused, cost_micros, len(unused)]
+        """As ``admission.settle``, and ``known_micros`` as above. Raises RedisAway."""
+        arguments: list[str | int] = [now_ms, request_id, overused, cost_micros, known_micros, len(unused)]
         for grant in unused:
             arguments += grant
         spent: int = await self._run(script.SETTLE, self._keys(rules), arguments + _words(rules))
@@ -77,12 +79,14 @@ class SharedMeters:
         cost_micros: int,
         told: Told,
         lost: Callable[[], None] = lambda: None,
+        known_micros: int = 0,
     ) -> None:
         """The same by itself; ``told`` hears what is spent by then, or ``lost`` is called because Redis is away."""
+        asked = rules, request_id, unused, overused, cost_micros
 
         async def settling() -> None:
             try:
-                told(await self.settle(rules, request_id, unused, overused, cost_micros))
+                told(await self.settle(*asked, known_micros=known_micros))
             except RedisAway as away:
                 self.left(rules, request_id)
                 lost()

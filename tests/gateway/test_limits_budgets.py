@@ -271,6 +271,27 @@ async def test_a_redis_that_made_room_of_a_budget_is_told_again(rooms, clock, re
 
 
 @pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
+async def test_a_gateway_that_has_heard_what_is_spent_lets_nobody_in_on_a_redis_that_lost_it(rooms, clock, redis):
+    tenant = await add_tenant(rooms, "north", "thrifty")
+    await spend(rooms, tenant, 700, NOON)
+    async with gateway(rooms, clock, redis) as (limits, _):
+        await ask(limits, tenant)
+        async with limits.admit(a_caller(POLICY, tenant), "demo", 1, 1, "long") as ticket:
+            await limits.shared.close()
+            await redis.call("FLUSHALL")
+            ticket.settle(Usage(1, 0, 1))
+        await limits.shared.close()
+        assert await spent(limits, tenant) == 900
+        await redis.call("FLUSHALL")
+        await ask(limits, tenant)
+        await limits.shared.close()
+        await redis.call("FLUSHALL")
+        with pytest.raises(BudgetSpent):
+            await ask(limits, tenant)
+        assert await spent(limits, tenant) == 1000
+
+
+@pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
 async def test_what_redis_missed_is_told_again_when_the_ledger_can_be_read(rooms, clock, redis, caplog):
     tenant = await add_tenant(rooms, "north", "thrifty")
     async with gateway(rooms, clock, redis) as (limits, _):
