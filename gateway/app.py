@@ -195,10 +195,12 @@ async def opened(
         directory.upstreams_changed = lambda: upstreams.follow(directory)
         upstreams.follow(directory)
         live = Live(dispatch, directory, ledger, config.classes, clock, upstreams, house_doors.aside)
-        num_expected, told = config.server.processes, (live.own, upstreams.queues)
+        num_expected = config.server.processes
+        told = (live.own, upstreams.queues, lambda: directory.revision)
         others = await stack.enter_async_context(
             Gateways(redis, clock, num_expected, dispatch, directory.notice, *told).opened()
         )
+        directory.changed = others.beat_soon
         await stack.enter_async_context(live.watched(others))
 
         def alert(reached: Alert) -> None:

@@ -112,6 +112,8 @@ class Directory:
         self.secret = secret
         """Under which keys are hashed."""
         self.revision = 0
+        self.changed: Callable[[], None] = lambda: None
+        """Is called when that is another one."""
         self.prices = PriceList()
         """Another one whenever it has changed."""
         self.adapters: dict[str, Adapter] = {}
@@ -215,6 +217,7 @@ class Directory:
         if upstreams:
             self.upstreams = {n: each for n, each in (self.upstreams | upstreams).items() if each is not None}
             self.upstreams_changed()
+        self.changed()
 
     async def seek(self) -> None:
         """Until it was looked once more, or for as long as anybody may wait for that: what is unknown here may have

@@ -35,6 +35,10 @@ LIVE_S = 5.0
 """A gateway that was not heard for so long is not counted."""
 LISTEN_AGAIN_S = 0.5
 """After the notices' connection broke."""
+SEEN_S = 1.0
+"""How long whoever made a change waits until the others go by it; then they will by themselves."""
+LOOK_S = 0.01
+"""Between two looks whether they do."""
 
 _RESTING = """
 local function know(set, number, num_changes, first)
@@ -58,15 +62,16 @@ local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZADD', KEYS[1], string.format('%d', now_ms), ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%d', now_ms - ARGV[2]))
 redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[2])
-know(KEYS[3], KEYS[4], ARGV[4], 5)
+redis.call('SET', KEYS[6], ARGV[4], 'PX', ARGV[2])
+know(KEYS[3], KEYS[4], ARGV[5], 6)
 local num_changes, resting = who_rests(KEYS[3], KEYS[4])
 return {redis.call('ZCARD', KEYS[1]), redis.call('GET', KEYS[5]), num_changes, resting}
 """
 )
 """By Redis's own clock, as the gateways' may differ. KEYS: the living, this one's report, the workers that rest, how
-many changes of those there were, the log's level. ARGV: its name, how long it counts in ms, what it reports, and of how
-many changes it has heard, with the workers that rest by then. Returns how many live, the level, the changes, and who
-rests."""
+many changes of those there were, the log's level, this one's revision. ARGV: its name, how long it counts in ms, what
+it reports, the revision of the store that it goes by, and of how many changes it has heard, with the workers that rest
+by then. Returns how many live, the level, the changes, and who rests."""
 
 REST = Script(
     _RESTING
@@ -102,9 +107,10 @@ class Gateways:
         changed: Callable[[], None],
         live: Callable[[], GatewayLive | None] = lambda: None,
         elsewhere: Callable[[], list[LaneView]] = list,
+        revision: Callable[[], int] = lambda: 0,
     ) -> None:
         """``changed`` is called when another made a change. ``live``: what this one tells of the last minute;
-        ``elsewhere``: of the lines for upstreams."""
+        ``elsewhere``: of the lines for upstreams. ``revision`` of the store that it goes by."""
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.num_gateways = num_expected
         """As last heard, at least 1."""
@@ -114,6 +120,7 @@ class Gateways:
         self._changed = changed
         self._live = live
         self._elsewhere = elsewhere
+        self._revision = revision
         self._resting: frozenset[str] = frozenset()
         """Of the workers that all of them use, as are the changes."""
         self._resting_here: frozenset[str] = frozenset()
@@ -152,12 +159,14 @@ class Gateways:
         """Says that this one lives, and counts those who do."""
         if self._redis is None:
             return
-        names = ("gateways", f"gateway:{self.name}", "resting", "resting:changes", "log-level")
+        own = f"gateway:{self.name}", f"revision:{self.name}"
+        names = ("gateways", own[0], "resting", "resting:changes", "log-level", own[1])
         keys = [self._redis.key(name) for name in names]
         report = msgspec.json.encode(self.report())
         with contextlib.suppress(RedisAway):
             num_asked = self._num_asked
-            told: list[Word] = [self.name, int(1e3 * LIVE_S), report, self._num_changes, *self._resting]
+            told: list[Word] = [self.name, int(1e3 * LIVE_S), report, self._revision()]
+            told += self._num_changes, *self._resting
             answer = await self._redis.run(BEAT, keys, told)
             num_living, asked, num_changes, resting = answer
             self.num_gateways = max(1, num_living)
@@ -198,22 +207,38 @@ class Gateways:
         self.log_level.take(asked)
         await self.tell()
 
-    async def tell(self) -> None:
-        """A change was made in the store: the others shall look now. Never raises."""
+    def beat_soon(self) -> None:
+        """Something is new that the others wait to hear."""
+        self._due.set()
+
+    async def tell(self, revision: int = 0) -> None:
+        """A change was made in the store: the others shall look now. Until all that live go by this revision of it, or
+        for ``SEEN_S``. Never raises."""
         if self._redis is not None:
             with contextlib.suppress(RedisAway):
                 await self._redis.call("PUBLISH", self._redis.key("changes"), self.name)
+                ends_at = self._clock.now() + SEEN_S
+                while revision and self._clock.now() < ends_at:
+                    seen = await self._of_others(self._redis, "revision")
+                    if all(int(each) >= revision for each in seen):
+                        break
+                    await self._clock.sleep(LOOK_S)
 
     async def reports(self) -> list[Report]:
         """This one's as of now, then the others' as of their last beat; of those, what Redis can tell."""
         reports = [self.report()]
         if self._redis is not None:
             with contextlib.suppress(RedisAway):
-                names = [name.decode() for name in await self._redis.call("ZRANGE", self._redis.key("gateways"), 0, -1)]
-                keys = [self._redis.key(f"gateway:{name}") for name in sorted(names) if name != self.name]
-                found = await self._redis.call("MGET", *keys) if keys else []
-                reports += [msgspec.json.decode(report, type=Report) for report in found if report is not None]
+                told = await self._of_others(self._redis, "gateway")
+                reports += [msgspec.json.decode(report, type=Report) for report in told]
         return reports
+
+    async def _of_others(self, redis: Redis, kind: str) -> list[bytes]:
+        """What those that live have told of it with their last beat. Raises RedisAway."""
+        names = [name.decode() for name in await redis.call("ZRANGE", redis.key("gateways"), 0, -1)]
+        keys = [redis.key(f"{kind}:{name}") for name in sorted(names) if name != self.name]
+        found = await redis.call("MGET", *keys) if keys else []
+        return [told for told in found if told is not None]
 
     def report(self) -> Report:
         """This one's, as of now."""

@@ -94,13 +94,13 @@ async def made(ask: Ask[Any, Any], endpoint: Endpoint, *found: Any) -> web.Respo
 
 
 async def tell(gw: Gateway) -> None:
-    """This gateway goes by the change before the answer is out, and the others hear of it. What fails here is made up
-    for by whoever watches the store."""
+    """This gateway and the others go by the change before the answer is out. What fails here, or takes too long, is
+    made up for by whoever watches the store."""
     with contextlib.suppress(SQLAlchemyError, OSError, StoreError):  # TimeoutError is an OSError
         async with asyncio.timeout(TELL_S):
             await gw.directory.refresh()
     gw.directory.notice()
-    await gw.gateways.tell()
+    await gw.gateways.tell(gw.directory.revision)
 
 
 def _idempotency_key(request: web.Request) -> str | None:

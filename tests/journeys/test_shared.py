@@ -335,6 +335,24 @@ async def test_a_policy_that_one_gateway_changes_counts_at_the_other(tmp_path, w
                 break
 
 
+async def test_whoever_was_told_that_a_change_is_made_meets_it_at_every_gateway(
+    tmp_path, worker, redis_settings, postgres
+):
+    async with hosts(tmp_path, 3, **sharing(redis_settings, postgres, 1), **worker) as (first, *others):
+        (tenant,) = (await admin(first, "GET", "tenants"))["data"]
+        for ceiling in (1000, 2000, 3000):
+            document = {"limits": {"requests_per_minute": ceiling}}
+            await admin(first, "PUT", "policies/default", {"document": document}, **{"if-match": "*"})
+            for house in others:
+                assert (await chatted(house))["x-ratelimit-limit-requests"] == str(ceiling)
+            for is_disabled in (True, False):
+                path = f"tenants/{tenant['id']}"
+                await admin(first, "PATCH", path, {"disabled": is_disabled}, **{"if-match": "*"})
+                for house in others:
+                    async with house.http() as session, session.get("/v1/models") as answer:
+                        assert answer.status == (401 if is_disabled else 200)
+
+
 async def test_gateways_that_start_together_on_an_empty_database_all_answer(tmp_path, worker, redis_settings, postgres):
     async with hosts(tmp_path, 3, **sharing(redis_settings, postgres, 2), **worker) as started:
         for house in started:
