@@ -208,7 +208,7 @@ async def opened(
 
         prices, price_history = Prices(directory, base_of=directory.bases.get), PriceHistory(rooms.engine)
         await stack.enter_async_context(Rollup(rooms, price_history.rates, clock).watched())
-        limits = Limits(config, clock, redis, prices, num_gateways=num_gateways, alert=alert)
+        limits = Limits(config, clock, redis, prices, num_gateways=lambda: others.num_not_gone, alert=alert)
         await stack.enter_async_context(limits.watched())
         await days.restore(rooms, directory, limits)
         budgets = Budgets(rooms, directory, limits, clock, ledger.came_late, alert)

@@ -32,7 +32,9 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 LIVE_S = 5.0
-"""A gateway that was not heard for so long is not counted."""
+"""A gateway that was not heard for so long does not count as alive."""
+SILENT_S = 60.0
+"""One that was not heard for so long is gone: until then it may live, without reaching Redis."""
 LISTEN_AGAIN_S = 0.5
 """After the notices' connection broke."""
 SEEN_S = 1.0
@@ -60,18 +62,20 @@ BEAT = Script(
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZADD', KEYS[1], string.format('%d', now_ms), ARGV[1])
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%d', now_ms - ARGV[2]))
-redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[2])
-redis.call('SET', KEYS[6], ARGV[4], 'PX', ARGV[2])
-know(KEYS[3], KEYS[4], ARGV[5], 6)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%d', now_ms - ARGV[3]))
+redis.call('SET', KEYS[2], ARGV[4], 'PX', ARGV[2])
+redis.call('SET', KEYS[6], ARGV[5], 'PX', ARGV[2])
+know(KEYS[3], KEYS[4], ARGV[6], 7)
 local num_changes, resting = who_rests(KEYS[3], KEYS[4])
-return {redis.call('ZCARD', KEYS[1]), redis.call('GET', KEYS[5]), num_changes, resting}
+local num_living = redis.call('ZCOUNT', KEYS[1], string.format('%d', now_ms - ARGV[2]), '+inf')
+return {num_living, redis.call('ZCARD', KEYS[1]), redis.call('GET', KEYS[5]), num_changes, resting}
 """
 )
 """By Redis's own clock, as the gateways' may differ. KEYS: the living, this one's report, the workers that rest, how
-many changes of those there were, the log's level, this one's revision. ARGV: its name, how long it counts in ms, what
-it reports, the revision of the store that it goes by, and of how many changes it has heard, with the workers that rest
-by then. Returns how many live, the level, the changes, and who rests."""
+many changes of those there were, the log's level, this one's revision. ARGV: its name, how long it counts as alive and
+how long until it is gone, in ms, what it reports, the revision of the store that it goes by, and of how many changes it
+has heard, with the workers that rest by then. Returns how many live, how many are not gone, the level, the changes, and
+who rests."""
 
 REST = Script(
     _RESTING
@@ -113,7 +117,9 @@ class Gateways:
         ``elsewhere``: of the lines for upstreams. ``revision`` of the store that it goes by."""
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.num_gateways = num_expected
-        """As last heard, at least 1."""
+        """Those that live, as last heard, at least 1."""
+        self.num_not_gone = num_expected
+        """With those that may live, and do not reach Redis."""
         self._redis = redis
         self._clock = clock
         self._dispatch = dispatch
@@ -165,11 +171,11 @@ class Gateways:
         report = msgspec.json.encode(self.report())
         with contextlib.suppress(RedisAway):
             num_asked = self._num_asked
-            told: list[Word] = [self.name, int(1e3 * LIVE_S), report, self._revision()]
+            told: list[Word] = [self.name, int(1e3 * LIVE_S), int(1e3 * SILENT_S), report, self._revision()]
             told += self._num_changes, *self._resting
             answer = await self._redis.run(BEAT, keys, told)
-            num_living, asked, num_changes, resting = answer
-            self.num_gateways = max(1, num_living)
+            num_living, num_not_gone, asked, num_changes, resting = answer
+            self.num_gateways, self.num_not_gone = max(1, num_living), max(1, num_not_gone)
             self._hear(num_changes, resting)
             if num_asked == self._num_asked:  # else this is from before what was said here meanwhile
                 self.log_level.take(None if asked is None else msgspec.json.decode(asked, type=Asked))

@@ -72,8 +72,8 @@ class Limits:
         alert: Callable[[Alert], None] = lambda alert: None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """``prices``: None: policies name their own, and there are no others. ``num_gateways``: those alive when last
-        heard of. ``alert`` takes what is to be told and never waits."""
+        """``prices``: None: policies name their own, and there are no others. ``num_gateways``: those that may be
+        alive, as last heard. ``alert`` takes what is to be told and never waits."""
         self.local = Meters(clock)
         """All gauges of a gateway that is alone; otherwise those that it keeps while Redis is away."""
         self.shared = SharedMeters(redis) if redis is not None else None
