@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
+import select
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.builders import PATIENCE_S
+from tests.journeys.test_process import until
 from tests.worker.compiling import needs_compiler, optimise
 from worker.native import build
 from worker.native.build import BuildError, CompilerFailed, built
@@ -70,6 +76,24 @@ def test_of_workers_that_start_together_one_compiles_and_the_others_wait(cache, 
     assert others == [first] * 2
     assert first.read_text() == "kernels\n"
     assert log.read_text() == "made\n"
+
+
+def test_a_worker_that_is_killed_leaves_neither_compilers_nor_their_files(cache, tmp_path, monkeypatch):
+    compiler, runs = tmp_path / "compiler", tmp_path / "runs"
+    os.mkfifo(runs)
+    starts_another = f'echo > "$TMPDIR/aside"; sleep 600 > {runs} & wait'
+    compiler.write_text(f'#!/bin/sh\ncase "$1" in --version) echo "clang version 19";; *) {starts_another};; esac\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    worker = subprocess.Popen([sys.executable, "-c", "from worker.native.build import built; built()"])
+    with runs.open("rb") as another:
+        (scratch,) = cache.iterdir()
+        assert (scratch / "aside").exists()
+        worker.kill()
+        worker.wait()
+        assert select.select([another], [], [], PATIENCE_S)[0] != []
+        assert another.read() == b""
+    until(lambda: not list(cache.iterdir()))
 
 
 def test_without_a_compiler_there_are_none(cache, monkeypatch):

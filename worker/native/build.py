@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from worker.user_cache import in_turn, user_cache
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
+GUARD = Path(__file__).with_name("guard.py")
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -89,14 +91,31 @@ def _compile(compiler: str, target: Path) -> None:
         made = Path(scratch) / "kernels.so"
         ways = [(), in_parallel()] if _is_gcc(compiler) else [()]
         while True:
-            command = [compiler, *FLAGS, *ways.pop(), "-o", str(made), str(SOURCE)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-            if not done.returncode:
+            status, said = _ran([compiler, *FLAGS, *ways.pop(), "-o", str(made), str(SOURCE)], scratch)
+            if not status:
                 break
             if not ways:
-                said = done.stderr.strip().splitlines()[:SAID_LINES]
-                raise CompilerFailed("\n".join(said) or f"{compiler} failed")
+                raise CompilerFailed("\n".join(said.strip().splitlines()[:SAID_LINES]) or f"{compiler} failed")
         made.replace(target)
+
+
+def _ran(command: list[str], scratch: str) -> tuple[int, str]:
+    """The status, and what it said. It does not outlive this process, nor do its files, however that ends. Raises
+    subprocess.TimeoutExpired."""
+    guarded = [sys.executable, "-I", "-S", str(GUARD), scratch, *command]
+    environment = os.environ | {"TMPDIR": scratch}  # what a compiler puts aside
+    ended, alive = os.pipe()
+    try:
+        with subprocess.Popen(
+            guarded, stdin=ended, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+        ) as process:
+            try:
+                _, said = process.communicate(timeout=TIMEOUT_S)
+            finally:
+                os.close(alive)
+    finally:
+        os.close(ended)
+    return process.returncode, said
 
 
 def _is_gcc(compiler: str) -> bool:
