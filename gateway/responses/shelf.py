@@ -94,9 +94,10 @@ class Shelf(Shelving):
     ) -> None:
         super().__init__(rooms, config, clock, wall)
         self._is_alone = rooms.database is not None
-        self._looked_at = clock.now()
+        self._looked_at = clock.now(), wall()
         self._patient_until = 0.0
-        """Until then, by ``wall``, nothing is said to be lost: the store was away, and nobody could renew anything."""
+        """Until then, by ``wall``, nothing is said to be lost: the store was away, and nobody could renew anything, or
+        the system's time was set ahead, or stood still with the machine, and nobody has renewed anything yet."""
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -233,8 +234,8 @@ class Shelf(Shelving):
 
     async def sweep(self) -> None:
         await self._rooms.edition()
-        before, self._looked_at = self._looked_at, self._clock.now()
-        if self._looked_at > before + LEASE_S / 2:
+        before, self._looked_at = self._looked_at, (self._clock.now(), self._wall())
+        if any(now > then + LEASE_S / 2 for then, now in zip(before, self._looked_at, strict=True)):
             self._patient_until = self._wall() + LEASE_S
         await super().sweep()
 

@@ -216,7 +216,9 @@ async def test_one_that_nobody_renews_has_lost_its_gateway(store_settings, wall)
     async with a_shelf(store_settings, wall) as shelf:
         for number in (1, 2):
             await shelf.put(Kept.of("ten_1", a_body(number, background=True), []))
-        wall.now += LEASE_S
+        for _ in range(3):
+            wall.now += LEASE_S / 3
+            await shelf.sweep()
         assert await shelf.advance(a_body(2, background=True), 0, [])
         await shelf.sweep()
         wall.now += 1
@@ -226,6 +228,22 @@ async def test_one_that_nobody_renews_has_lost_its_gateway(store_settings, wall)
         assert (lost.status, lost.response().error) == ("failed", LOST)
         assert alive is not None
         assert alive.status == "queued"
+
+
+async def test_that_the_time_is_set_ahead_loses_nothing_that_is_renewed(store_settings, wall):
+    """As it is for a machine that has slept."""
+    async with a_shelf(store_settings, wall) as shelf:
+        for number in (1, 2):
+            await shelf.put(Kept.of("ten_1", a_body(number, background=True), []))
+        wall.now += 3600
+        await shelf.sweep()
+        assert await shelf.advance(a_body(2, background=True), 0, [])
+        for _ in range(4):
+            wall.now += SWEEP_S
+            await shelf.sweep()
+            assert await shelf.advance(a_body(2, background=True), 0, [])
+        kept = [await shelf.find("ten_1", id_of(number)) for number in (1, 2)]
+        assert [one and one.status for one in kept] == ["failed", "queued"]
 
 
 async def test_what_nobody_could_renew_while_the_store_was_away_is_not_lost_by_that(store_settings, wall, clock):
