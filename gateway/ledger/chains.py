@@ -16,10 +16,12 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import store
 from gateway.ledger.entry import Entry
 from gateway.store import Store
+from gateway.store.upserts import insert_for
 
 GENESIS = bytes(32)
 """The link before the first row."""
@@ -77,7 +79,21 @@ def link_of(previous: bytes, content: bytes) -> bytes:
 
 async def open_chain(rooms: Store) -> Chain:
     """A new one, for a gateway that starts. Raises what the database raises."""
-    row = {"opened_at": int(time.time()), "gateway": f"{socket.gethostname()}:{os.getpid()}"}
     async with rooms.engine.begin() as connection:
-        statement = sa.insert(store.ledger_chains).values(row).returning(store.ledger_chains.c.id)
-        return Chain((await connection.execute(statement)).scalar_one())
+        return Chain(await opened(connection, f"{socket.gethostname()}:{os.getpid()}"))
+
+
+async def opened(connection: AsyncConnection, gateway: str) -> int:
+    """The number of a new chain: the Unix second, or one more than the last. A store that was restored does not know
+    the chains that were opened after its backup, and their rows may wait in a spool, so no number comes again."""
+    columns, now = store.ledger_chains.c, int(time.time())
+    following = sa.func.coalesce(sa.func.max(columns.id), 0) + 1
+    number = sa.case((following > now, following), else_=now)
+    row = sa.select(number, sa.literal(now, sa.BigInteger), sa.literal(gateway)).where(sa.true())
+    statement = insert_for(connection.dialect.name)(store.ledger_chains).from_select(
+        ["id", "opened_at", "gateway"], row
+    )
+    statement = statement.on_conflict_do_nothing().returning(columns.id)
+    while (given := (await connection.execute(statement)).scalar_one_or_none()) is None:
+        pass  # another gateway that started has just taken it
+    return int(given)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import store
-from gateway.ledger.chains import GENESIS, Chain
+from gateway.ledger.chains import GENESIS, Chain, opened
 from gateway.ledger.entry import Entry
 from gateway.store import new_id
 
@@ -100,8 +100,7 @@ async def _chain(connection: AsyncConnection) -> Chain:
     known = sa.select(chains.c.id).where(chains.c.gateway == GATEWAY)
     number = (await connection.execute(known)).scalar_one_or_none()
     if number is None:
-        row = {"opened_at": int(time.time()), "gateway": GATEWAY}
-        number = (await connection.execute(sa.insert(chains).values(row).returning(chains.c.id))).scalar_one()
+        number = await opened(connection, GATEWAY)
     of_chain = sa.select(rows.position, rows.settled_at, rows.link).where(rows.chain == number)
     last = (await connection.execute(of_chain.order_by(rows.position.desc()).limit(1))).first()
     return Chain(number) if last is None else Chain(number, last.position, last.settled_at, last.link or GENESIS)

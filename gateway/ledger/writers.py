@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway import store
 from gateway.ledger.chains import content_of
 from gateway.ledger.entry import Entry, RowRefused, WriteError, Writer
+from gateway.ledger.follow import NO_CHAIN
 from gateway.store import PRAGMAS, Store
 from gateway.store.upserts import insert_for
 
@@ -59,20 +60,35 @@ class PostgresWriter:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self._insert = _insert_arrays(engine.dialect)
+        self._known: set[int] = set()
+        """Chains that the database has, unless it was restored meanwhile."""
 
     async def write(self, entries: Sequence[Entry]) -> None:
         columns = tuple(map(list, zip(*map(msgspec.structs.astuple, entries), strict=True)))
         try:
             async with self._engine.begin() as connection:
+                if not self._known.issuperset(chains := {entry.chain for entry in entries}):
+                    await self._know(connection, entries)
                 inserted = await connection.exec_driver_sql(self._insert, columns)
                 if inserted.rowcount < len(entries):
                     await self._note_repeats(connection, entries)
+            self._known |= chains
         except (SQLAlchemyError, OSError) as error:
+            self._known.clear()
             state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
             raise (RowRefused if state.startswith(REFUSED_STATES) else WriteError)(store.cause_of(error)) from error
 
     async def close(self) -> None:
         """The pool is the store's."""
+
+    async def _know(self, connection: AsyncConnection, entries: Sequence[Entry]) -> None:
+        """Rows may be of chains that a restored database has not heard of, and those nobody would follow."""
+        opened_at: dict[int, int] = {}
+        for entry in entries:
+            opened_at[entry.chain] = min(entry.settled_at, opened_at.get(entry.chain, entry.settled_at))
+        opened_at.pop(NO_CHAIN, None)
+        if rows := [{"id": chain, "opened_at": at, "gateway": ""} for chain, at in opened_at.items()]:
+            await connection.execute(insert_for("postgresql")(store.ledger_chains).on_conflict_do_nothing(), rows)
 
     async def _note_repeats(self, connection: AsyncConnection, entries: Sequence[Entry]) -> None:
         rows = store.ledger.c

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -14,7 +15,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from gateway import store
 from gateway.clock import Clock
-from gateway.ledger import Chain, Ledger, WriteError, open_chain, spool, writer_for
+from gateway.ledger import Chain, Ledger, WriteError, chains, losses, open_chain, spool, verify, writer_for
+from gateway.ledger.follow import Follower
 from gateway.ledger.spool import DEFAULTS, Spool, SpooledWriter
 from policies import settings
 from tests.builders import PATIENCE_S, an_entry, until, when
@@ -218,3 +220,25 @@ async def test_a_disk_that_takes_nothing_makes_rows_wait(config, fragile_postgre
         await until(lambda: "1 rows cannot be written" in caplog.text)
         fragile_postgres.start()
         await arrived(config, await waiting)
+
+
+async def test_rows_that_waited_while_an_older_backup_was_restored_share_no_place_and_are_followed(
+    config, tmp_path, monkeypatch
+):
+    async with store.opened(config) as rooms:
+        with monkeypatch.context() as before:
+            before.setattr(chains, "time", SimpleNamespace(time=lambda: 1_700_000_000.0))
+            lost = await open_chain(rooms)
+        rows = [lost.extend(an_entry(), 1_700_000_000) for _ in range(3)]
+        (kept := Spool(tmp_path / "spool.db")).keep(rows[1:])  # the first had been written
+        kept.close()
+        async with rooms.engine.begin() as connection:  # as it was before that gateway started
+            await connection.execute(sa.text("TRUNCATE ledger_chains RESTART IDENTITY"))
+    async with spooled(config) as ledger:
+        settled_now = await settled(ledger, 4)
+        await arrived(config, settled_now | {row.request_id for row in rows[1:]})
+    async with store.opened(config) as rooms:
+        (missing,) = (await verify.verify(rooms)).findings
+        assert (missing.kind, missing.chain, missing.position) == ("missing", lost.number, 1)
+        await losses.give_up(rooms, losses.Loss(lost.number, 1, 1, "restored"))
+        assert len((await Follower(rooms, "all").next(100)).entries) == 6
