@@ -48,6 +48,14 @@ def test_alerts_ring_when_they_should_and_only_then():
     promtool("test", "rules", "tests.yml")
 
 
+def test_the_page_on_observing_has_every_alert_and_no_other():
+    page = (DEPLOY.parent / "docs" / "how-to" / "observing.md").read_text()
+    (table,) = re.findall(r"^## When an alert rings\n(.*?)^## ", page, re.M | re.S)
+    groups = yaml.safe_load(RULES[1].read_text())["groups"]
+    alerts = [rule["alert"] for group in groups for rule in group["rules"]]
+    assert re.findall(r"`(Penstock\w+)`", table) == alerts
+
+
 def expressions() -> Iterator[tuple[str, str]]:
     """Every query, with where it stands."""
     for path in RULES:
