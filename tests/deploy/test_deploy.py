@@ -277,6 +277,24 @@ def test_pods_share_files_where_a_claim_for_them_is_named(claim):
     assert mounts.get("files") == ("/files" if claim else None)
 
 
+def test_pods_have_the_volumes_and_the_place_that_values_name():
+    values = yaml.safe_load((CHART / "values.yaml").read_text()) | {
+        "extraVolumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}}],
+        "extraVolumeMounts": [{"name": "models", "mountPath": "/models", "readOnly": True}],
+        "runtimeClassName": "nvidia",
+        "affinity": {"podAntiAffinity": {}},
+    }
+    values["image"]["pullSecrets"] = [{"name": "registry"}]
+    (found,) = rendered(CHART / "templates" / "statefulset.yaml", values)
+    spec = found["spec"]["template"]["spec"]
+    assert values["extraVolumes"][0] in spec["volumes"]
+    assert spec["volumes"][0]["name"] == "config"
+    (container,) = spec["containers"]
+    assert container["volumeMounts"][-1] == values["extraVolumeMounts"][0]
+    assert (spec["runtimeClassName"], spec["affinity"]) == ("nvidia", values["affinity"])
+    assert spec["imagePullSecrets"] == values["image"]["pullSecrets"]
+
+
 @pytest.mark.parametrize("claim", ["", "shared"])
 def test_kubernetes_schemas_know_every_field_of_the_chart(claim):
     kubernetes = pytest.importorskip("kubernetes_validate")  # .ci/run installs it where it can be had
