@@ -286,7 +286,8 @@ async def books(
         marked_in = rooms.data_dir / "marks"
         marks = await stack.enter_async_context(Marks(marked_in, config.ledger.mark_tokens, clock).opened())
         chain, tally = await open_chain(rooms), Tally(config.classes)
-        ledger = Ledger(writer, config.store, clock, chain, lambda: house_doors.num_inside, marks, tally, recent)
+        num_open, another = (lambda: house_doors.num_inside), (lambda: open_chain(rooms))
+        ledger = Ledger(writer, config.store, clock, chain, num_open, marks, tally, recent, another)
         if spool is not None:
             spool.came_over = ledger.came_late.set
         stack.push_async_callback(ledger.close, LEDGER_S)

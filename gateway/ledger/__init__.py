@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 
 import msgspec
+from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.clock import Clock, Timer
 from gateway.errors import LedgerBehind
@@ -49,9 +50,11 @@ class Ledger:
         marks: Marks | None = None,
         tally: Tally | None = None,
         recent: Recent | None = None,
+        another: Callable[[], Coroutine[None, None, Chain]] | None = None,
     ) -> None:
         """``chain``: nobody else's. ``num_open``: requests that have not been answered; as many rows may still
-        come."""
+        come. ``another``: opens another chain, where the system's time was set back. Raises what the database
+        raises."""
         self.marks = marks
         self._writer = writer
         self._chain = chain
@@ -69,6 +72,8 @@ class Ledger:
         self._pending: list[tuple[Entry, asyncio.Future[None], float]] = []
         self._timer: Timer | None = None
         self._writing: asyncio.Task[None] | None = None
+        self._another = another
+        self._opening: asyncio.Task[None] | None = None
         self._is_failing = False
         """The last try to write failed."""
 
@@ -135,6 +140,9 @@ class Ledger:
             for entry, _, _ in self._pending:
                 row = msgspec.json.encode(msgspec.structs.asdict(entry)).decode()
                 log.critical("ledger: not written: %s", row, extra=about(entry.request_id, entry.trace_id))
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
         await self._writer.close()
 
     def _flush(self) -> None:
@@ -151,6 +159,8 @@ class Ledger:
                 began_at = self._clock.now()
                 batch = self._pending[:MAX_BATCH]
                 now = int(time.time())
+                if self._chain.is_ahead(now) and self._another is not None and self._opening is None:
+                    self._opening = asyncio.create_task(self._begin(self._another))
                 await self._write([self._chain.extend(entry, now) for entry, _, _ in batch])
                 del self._pending[: len(batch)]
                 written_at = self._clock.now()
@@ -166,6 +176,16 @@ class Ledger:
             self._writing = None
             if self._pending:
                 self._timer = self._clock.call_later(self._flush_s, self._flush)
+
+    async def _begin(self, another: Callable[[], Coroutine[None, None, Chain]]) -> None:
+        """Another chain, of the time that it is now; until it is there rows go into the old one."""
+        try:
+            self._chain = await another()
+            log.warning("ledger: the system's time was set back; rows of the time before it are dated later than these")
+        except (SQLAlchemyError, OSError):
+            pass  # it is tried again with the next rows
+        finally:
+            self._opening = None
 
     def _num_worth_a_commit(self) -> int:
         return min(self._num_open(), MAX_BATCH) if self._flush_s else 1

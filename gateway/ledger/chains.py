@@ -1,5 +1,6 @@
-"""Chains: each start of a gateway writes its rows into one, and a row's link is a hash over the link before it and the
-row, so that one that was changed, taken out or put in between shows.
+"""Chains: each start of a gateway writes its rows into one (or another, from where the system's time was set back), and
+a row's link is a hash over the link before it and the row, so that one that was changed, taken out or put in between
+shows.
 
 A place in a chain is given once. A row whose request has one elsewhere already (two have settled it) is not written a
 second time; what stands at its place then is a repeat, which keeps its bytes.
@@ -26,6 +27,8 @@ from gateway.store.upserts import insert_for
 GENESIS = bytes(32)
 """The link before the first row."""
 
+AHEAD_S = 60
+"""A chain may be ahead of the system's time by so much; where that is set back by more, another chain is begun."""
 NUM_LATER = 2
 """Columns that came after the link."""
 _FEWER = b"\xdc" + (len(Entry.__struct_fields__) - NUM_LATER).to_bytes(2, "big")
@@ -44,6 +47,10 @@ class Chain:
         self._position = position
         self._settled_at = settled_at
         self._link = link
+
+    def is_ahead(self, now: int) -> bool:
+        """Of the system's time, which was set back: rows would go on being dated later than they are."""
+        return self._settled_at > now + AHEAD_S
 
     def extend(self, entry: Entry, now: int) -> Entry:
         """The entry with its place. ``now`` in Unix seconds; a chain's time does not go back, whatever the system's

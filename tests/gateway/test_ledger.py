@@ -8,6 +8,7 @@ import logging
 import random
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -135,6 +136,29 @@ async def test_each_start_opens_a_chain_of_its_own(rooms):
 def test_the_time_of_a_chain_does_not_go_back():
     chain = Chain(1)
     assert [chain.extend(an_entry(), now).settled_at for now in (5, 7, 6, 8)] == [5, 7, 7, 8]
+
+
+async def test_where_the_time_is_set_back_another_chain_goes_on_with_it(rooms, monkeypatch):
+    seconds = [2_000_000_000]
+    for module in ("gateway.ledger", "gateway.ledger.chains"):
+        monkeypatch.setattr(f"{module}.time", SimpleNamespace(time=lambda: float(seconds[0])))
+    opened = [first := await open_chain(rooms)]
+
+    async def another() -> Chain:
+        opened.append(await open_chain(rooms))
+        return opened[-1]
+
+    ledger = Ledger(writer_for(rooms), settings.Store(), Clock(), first, lambda: 1, another=another)
+    await ledger.settle(an_entry())
+    seconds[0] -= 50
+    await ledger.settle(an_entry())
+    seconds[0] -= 50
+    await ledger.settle(an_entry())
+    await until(lambda: len(opened) == 2)
+    await ledger.settle(an_entry())
+    await ledger.close(5.0)
+    found = sorted((row.chain != first.number, row.position, row.settled_at) for row in await rows(rooms))
+    assert found == [*((False, place, 2_000_000_000) for place in (1, 2, 3)), (True, 1, 1_999_999_900)]
 
 
 @pytest.mark.parametrize("num_rows", [1, 100])
