@@ -13,7 +13,10 @@ from pathlib import Path
 
 def user_cache() -> Path:
     """A directory that is ours alone: what is loaded from it runs, and answers, in this process. Raises OSError."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user that has neither HOME nor an entry in the system's list
+        raise FileNotFoundError("this user has no home directory, and XDG_CACHE_HOME names no other place") from None
     directory = root / "penstock"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = directory.stat()

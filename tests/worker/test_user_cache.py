@@ -36,3 +36,11 @@ def test_a_cache_that_others_can_write_to_is_not_used(tmp_path):
     (tmp_path / "penstock").mkdir()
     (tmp_path / "penstock").chmod(0o777)
     assert said(ASKED, XDG_CACHE_HOME=str(tmp_path)) == "None"
+
+
+def test_a_user_without_a_home_has_no_cache_and_that_is_all():
+    """As a container's may be: a number that no list of users has."""
+    nobody = "import os, pwd; pwd.getpwuid = {}.__getitem__; os.environ.pop('HOME', None); "
+    assert said(nobody + ASKED, XDG_CACHE_HOME="") == "None"
+    asked = "from worker.native.build import built, BuildError\ntry: built()\nexcept BuildError as error: print(error)"
+    assert "this user has no home directory" in said(f"{nobody}\n{asked}", XDG_CACHE_HOME="", CXX=sys.executable)
