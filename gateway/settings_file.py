@@ -33,6 +33,8 @@ def load(config: Path | None, overrides: dict[str, Any]) -> settings.Settings:
         fail(f"{path} cannot be read: {error.strerror}")
     except UnicodeDecodeError:
         fail(f"{path} cannot be read: it is not UTF-8 text")
+    for name, meant in configuration.misspelt(os.environ):
+        click.echo(f"penstock: {name} sets nothing; {meant} does", err=True)
     try:
         return configuration.load(text, os.environ, overrides, str(path))
     except configuration.SettingsError as error:

@@ -69,6 +69,19 @@ def load(
         raise SettingsError(f"{_origin(fault.key, environ) or name}: {fault}") from None
 
 
+def misspelt(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Variables that set nothing, each with the one that probably was meant: an underscore where two belong."""
+    sections = get_type_hints(Settings)
+    for name, value in environ.items():
+        section, _, key = name.removeprefix("PENSTOCK_").lower().partition("_")
+        meant = f"PENSTOCK_{section}__{key}".upper()
+        is_key = key in getattr(sections.get(section), "__struct_fields__", ())
+        # Kubernetes tells pods of a service "penstock-server" by PENSTOCK_SERVER_PORT=tcp://10.0.0.1:80.
+        is_service = value.startswith(("tcp://", "udp://", "sctp://"))
+        if name.startswith("PENSTOCK_") and is_key and not is_service and meant not in environ:
+            yield name, meant
+
+
 def _checked(raw: dict[str, Any], environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
     """Raises _Fault."""
     for _, path, value in _variables(environ):

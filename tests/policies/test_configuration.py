@@ -188,6 +188,25 @@ def test_what_a_variable_says_is_said_of_the_variable(variable, value, message):
     assert str(caught.value).startswith(f"{variable}: {message}")
 
 
+def test_a_variable_with_one_underscore_where_two_belong_is_pointed_out():
+    environ = {
+        "PENSTOCK_STORE_URL": "postgresql://db/penstock",
+        "PENSTOCK_MAX_BODY_BYTES": "1",
+        "PENSTOCK_SERVER_MAX_BODY_BYTES": "1",
+        # Another program's, put into the setting by whoever starts both; and what Kubernetes tells of its services.
+        "PENSTOCK_REDIS_URL": "redis://cache",
+        "PENSTOCK_REDIS__URL": "redis://cache",
+        "PENSTOCK_SERVER_PORT": "tcp://10.0.0.1:80",
+        "PENSTOCK_PORT": "tcp://10.0.0.2:80",
+        # Of the commands and of secrets.
+        **dict.fromkeys(("PENSTOCK_URL", "PENSTOCK_API_KEY", "PENSTOCK_WEBHOOK_SECRET", "PENSTOCK_OLLAMA_KEY"), "x"),
+    }
+    assert dict(configuration.misspelt(environ)) == {
+        "PENSTOCK_STORE_URL": "PENSTOCK_STORE__URL",
+        "PENSTOCK_SERVER_MAX_BODY_BYTES": "PENSTOCK_SERVER__MAX_BODY_BYTES",
+    }
+
+
 def test_what_a_file_says_is_said_of_the_file_by_its_name():
     with pytest.raises(configuration.SettingsError, match=r"^other\.toml: server\.port: "):
         configuration.load("[server]\nport = 'x'", {"PENSTOCK_SERVER__HOST": "127.0.0.2"}, name="other.toml")
