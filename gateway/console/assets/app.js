@@ -4,7 +4,7 @@ import { call, get, keepToken, onSignedOut } from "./api.js";
 import { recolour } from "./charts.js";
 import { h, put, say } from "./dom.js";
 import { forget } from "./live.js";
-import { card, field, form, input, loading, note, select, submit } from "./ui.js";
+import { card, closeDialogs, field, form, input, lead, loading, note, select, submit } from "./ui.js";
 
 const PAGES = [
   ["overview", "Overview", "operator"],
@@ -38,6 +38,7 @@ function themeSwitch() {
 
 function signIn(reason) {
   forget();
+  closeDialogs();
   close();
   close = () => {};
   me = null;
@@ -95,10 +96,8 @@ function begin(signedIn) {
 
 /** What had the focus is gone with what it was in: on to what was chosen, into view, or to the top of the page. */
 function goOn() {
-  const chosen = main.querySelector("[data-chosen] > .card");
-  chosen?.setAttribute("tabindex", "-1");
-  if (chosen) chosen.focus();
-  else main.querySelector("h1")?.focus({ preventScroll: true });
+  const chosen = main.querySelector("[data-chosen]");
+  if (!chosen || !lead(chosen)) main.querySelector("h1")?.focus({ preventScroll: true });
 }
 
 async function show() {
@@ -142,7 +141,10 @@ async function show() {
 }
 
 onSignedOut(() => { if (me) signIn("Your session is over. Please sign in again."); });
-addEventListener("hashchange", show);
+addEventListener("hashchange", () => {
+  closeDialogs();
+  show();
+});
 // All tabs have one session: who signs in or out in another one does so here.
 addEventListener("storage", async ({ key, newValue }) => {
   if (key !== "signed-in") return;

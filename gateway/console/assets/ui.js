@@ -30,6 +30,7 @@ export async function shown(place, fetched, draw) {
   const own = {};
   latest.set(place, own);
   const isLatest = () => latest.get(place) === own;
+  const hadFocus = place.contains(document.activeElement);
   put(place, loading());
   place.setAttribute("aria-busy", "true");
   try {
@@ -40,7 +41,16 @@ export async function shown(place, fetched, draw) {
     if (error.name !== "AbortError" && isLatest()) put(place, note(error.message, "bad"), h("div", { class: "buttons" }, button("Try again", () => shown(place, fetched, draw))));
   } finally {
     if (isLatest()) place.removeAttribute("aria-busy");
+    if (hadFocus && document.activeElement === document.body) place.querySelector("[tabindex], button")?.focus({ preventScroll: true });
   }
+}
+
+/** To the card in there: what had the focus is gone with what was there before. Returns whether there is one. */
+export function lead(place) {
+  const found = place.querySelector(".card");
+  found?.setAttribute("tabindex", "-1");
+  found?.focus();
+  return Boolean(found);
 }
 
 /** A table; ``columns``: {title, cell(item), num, row (the header of its row), cut, nowrap, wide}. */
@@ -132,6 +142,11 @@ export function dialog(title, draw, wide = false) {
   });
 }
 
+/** Of what is left: none but a secret, which nobody sees again, is over another page than its own. */
+export function closeDialogs() {
+  for (const each of document.querySelectorAll("dialog[open]:not(:has(.secret))")) each.close();
+}
+
 /** Asks before something that cannot be undone. */
 export function sure(title, text, yes) {
   return dialog(title, (close) => [
@@ -140,17 +155,19 @@ export function sure(title, text, yes) {
   ]);
 }
 
-/** A secret that is shown once. */
+/** A secret that is shown once. What becomes of it is said in its dialog: what is outside is dim there, and is read out to nobody. */
 export function secret(value, label) {
-  return h("div", { class: "secret" }, h("code", { "aria-label": label }, value), button("Copy", async (event) => {
+  const code = h("code", { "aria-label": label }, value);
+  const told = h("p", { class: "small soft outcome", role: "status" });
+  return [h("div", { class: "secret" }, code, button("Copy", async () => {
     try {
       await navigator.clipboard.writeText(value);
-      toast("Copied");
+      put(told, "Copied");
     } catch {
-      getSelection().selectAllChildren(event.target.parentNode.querySelector("code"));
-      toast("Selected: press Ctrl+C");
+      getSelection().selectAllChildren(code);
+      put(told, "Selected: press Ctrl+C");
     }
-  }));
+  })), told];
 }
 
 export function toast(text) {

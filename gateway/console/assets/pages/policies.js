@@ -5,7 +5,7 @@ import { pairs } from "../bars.js";
 import { shownDiff, written } from "../diff.js";
 import { h, put, say } from "../dom.js";
 import * as format from "../format.js";
-import { attempt, button, card, dialog, empty, field, form, input, link, loading, note, page, select, shown, submit, table, tag, toast } from "../ui.js";
+import { attempt, button, card, dialog, empty, field, form, input, lead, link, loading, note, page, select, shown, submit, table, tag, toast } from "../ui.js";
 
 const SPANS = [["3600", "the last hour"], ["86400", "the last day"], ["604800", "the last week"]];
 const REASONS = {
@@ -52,7 +52,7 @@ export async function open({ me, values }) {
   }
 
   const read = async () => { policies = await all("policies"); };
-  const again = async (kept) => { await shown(list, read, draw); await detail(kept); };
+  const again = async (kept) => { await shown(list, read, draw); await detail(kept); lead(one); };
 
   // Editing
 

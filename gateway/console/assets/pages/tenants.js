@@ -3,7 +3,7 @@
 import { all, call, get, post, query } from "../api.js";
 import { h, put } from "../dom.js";
 import * as format from "../format.js";
-import { attempt, button, card, dialog, empty, field, form, input, link, meter, more, note, page, secret, select, shown, submit, sure, table, tag } from "../ui.js";
+import { attempt, button, card, dialog, empty, field, form, input, lead, link, meter, more, note, page, secret, select, shown, submit, sure, table, tag } from "../ui.js";
 
 const LIMITS = {
   requests_per_minute: "Requests a minute", tokens_per_minute: "Tokens a minute",
@@ -70,7 +70,7 @@ export async function open({ me, values, closing }) {
     await again();
   }
 
-  const again = async () => { await shown(list, read, () => draw()); await detail(); };
+  const again = async () => { await shown(list, read, () => draw()); await detail(); lead(chosen); };
 
   // One tenant
 
