@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from importlib import import_module
 
 import click
@@ -60,3 +62,5 @@ def show_version(context: click.Context, _: click.Parameter, wanted: bool) -> No
 )
 def main() -> None:
     """An OpenAI-compatible LLM gateway with its inference engine in the box."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # names and answers have characters that a terminal's encoding may not

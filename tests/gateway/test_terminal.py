@@ -25,13 +25,14 @@ PRICE = Price(prompt=Decimal(1), completion=Decimal(2))
 class Operator:
     """``result = await operator("tenants", "list")``"""
 
-    def __init__(self, url: str, key: str = ADMIN_KEY) -> None:
+    def __init__(self, url: str, key: str = ADMIN_KEY, charset: str = "utf-8") -> None:
         self._environ = {"PENSTOCK_URL": url, "PENSTOCK_ADMIN_KEY": key}
+        self._runner = CliRunner(charset)
 
     async def __call__(self, *arguments: object, text: str | None = None, **environ: str) -> Result:
         """Elsewhere than in the gateway's loop, as another process would be."""
         return await asyncio.to_thread(
-            CliRunner().invoke, main, list(map(str, arguments)), input=text, env={**self._environ, **environ}
+            self._runner.invoke, main, list(map(str, arguments)), input=text, env={**self._environ, **environ}
         )
 
     async def read(self, *arguments: object) -> Any:
@@ -68,6 +69,15 @@ async def test_a_name_that_is_no_text_is_refused_in_a_sentence(operator):
     result = await operator("tenants", "create", "caf\udce9")
     assert result.exit_code == 1
     assert result.stderr == "penstock: the administration is sent UTF-8 text, and this is none\n"
+
+
+async def test_a_terminal_without_utf8_is_shown_what_it_can_show(front, operator):
+    await operator.read("tenants", "create", "café 日本語")
+    latin = Operator(front.url, charset="latin-1")
+    for command in (("tenants", "list"), ("tenants", "show", "café 日本語")):
+        listed = await latin(*command)
+        assert (listed.exit_code, "café ???" in listed.stdout) == (0, True), listed
+    assert (await Operator(front.url, charset="ascii")("top", "--once")).exit_code == 0
 
 
 async def test_a_tenant_is_made_changed_and_disabled(operator):
