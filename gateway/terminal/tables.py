@@ -1,4 +1,4 @@
-"""Lists for people: a table as wide as the terminal, or whole where it is read by something else."""
+"""Lists for people: a table as wide as the terminal, where all fits in, or whole where it is read by something else."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 _CONTROLS = dict.fromkeys([*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0)])
 WIDE = 1 << 14
 """Characters in a line that no terminal has to show."""
+WHOLE = 36
+"""Characters of a request's id, the longest that is copied or read in one piece."""
+GAP = 2
+"""Characters between columns."""
 
 
 def printable(text: str) -> str:
@@ -71,7 +75,8 @@ def amount(micros: int, currency: str) -> str:
 
 
 def shown(things: Iterable[Any], columns: Iterable[Column], nothing: str) -> None:
-    """A table on standard output; ``nothing`` where there are no rows."""
+    """A table on standard output; ``nothing`` where there are no rows. What is longer than ids and times are is folded
+    where a terminal is narrow, and nothing else: lines may be longer than it is wide."""
     # Imported where something is drawn: as JSON, and for help alone, nothing is.
     from rich import box
     from rich.console import Console
@@ -82,15 +87,19 @@ def shown(things: Iterable[Any], columns: Iterable[Column], nothing: str) -> Non
     if not rows:
         Console(stderr=True).print(nothing, markup=False, highlight=False)
         return
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column in columns:
-        table.add_column(column.title, justify=column.justify, overflow="fold")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
+    widths = []
+    for number, column in enumerate(columns):
+        longest = max(len(column.title), *(row[number].cell_len for row in rows))
+        widths.append(longest if longest <= WHOLE else WHOLE // 2)
+        table.add_column(column.title, justify=column.justify, overflow="fold", no_wrap=longest <= WHOLE)
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDE)
-        table.box = None
+    if console.is_terminal:
+        console.width = max(console.width, sum(widths) + GAP * (len(widths) - 1))
+    else:
+        console, table.box = Console(highlight=False, width=WIDE), None
     console.print(table)
 
 

@@ -80,6 +80,21 @@ async def test_a_terminal_without_utf8_is_shown_what_it_can_show(front, operator
     assert (await Operator(front.url, charset="ascii")("top", "--once")).exit_code == 0
 
 
+async def test_a_narrow_terminal_breaks_neither_ids_nor_numbers(front, operator):
+    await answered(front)
+    name = "research and development of stories " * 3
+    made = await operator.read("tenants", "create", name.strip())
+    (request,) = await operator.read("requests")
+    for command, words in (
+        (("tenants", "list"), (made["id"], "disabled")),
+        (("requests",), (request["request_id"], "completion", "standard")),
+        (("usage",), ("of it cached", "requests")),
+    ):
+        shown = await operator(*command, FORCE_COLOR="1", NO_COLOR="1", COLUMNS="80")
+        assert [word for word in words if word not in shown.stdout] == []
+        assert name.strip() not in shown.stdout  # which is folded
+
+
 async def test_a_tenant_is_made_changed_and_disabled(operator):
     made = await operator.read("tenants", "create", "blue", "--metadata", "floor=3")
     assert (made["name"], made["policy"], made["metadata"]) == ("blue", "default", {"floor": "3"})
