@@ -108,7 +108,7 @@ export function form(content, submit, actions) {
         if (error.name === "AbortError") return;
         let first = null;
         const rest = (error.fields || []).filter(({ name, message }) => {
-          const place = made.querySelector(`[data-field="${CSS.escape(name)}"]`);
+          const place = made.querySelector(`[data-field="${CSS.escape(name.split("[")[0])}"]`); // networks[0] is of networks
           const control = place?.querySelector("input, select, textarea");
           if (!control) return true;
           control.setAttribute("aria-invalid", "true");

@@ -47,6 +47,10 @@ export async function open({ values, again }) {
     field("Trace id", input("trace_id", { value: values.trace_id || "" })),
     field("End user", input("end_user", { value: values.end_user || "" })))],
   async (said) => {
+    if (said.min_duration_ms && !(Number(said.min_duration_ms) >= 0)) {
+      const message = "Milliseconds, such as 250.";
+      throw Object.assign(new Error(message), { fields: [{ name: "min_duration_ms", message }] });
+    }
     const aim = link("requests", Object.fromEntries(Object.entries(said).filter(([, value]) => value)));
     if (location.hash === aim) await again(); // the same once more: there may be new ones
     else location.hash = aim;
