@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tests.console.test_pages import posted
 
 
@@ -29,3 +31,24 @@ def test_a_refusal_is_told_at_the_field_that_it_is_of_and_what_was_typed_stays(o
     page.wait_for_function("() => document.activeElement.matches('[name=min_duration_ms][aria-invalid=true]')")
     page.get_by_text("Milliseconds, such as 250.").wait_for()
     assert page.get_by_label("End user").input_value() == "somebody"
+
+
+def test_a_name_is_written_the_way_it_is_read_above_a_page_and_a_dialog_too(console, house):
+    name = "צוות מחקר (A/B) 123"
+    tenant = posted(house, "/admin/v1/tenants", {"name": name}, house.admin_key)
+    console.sign_in()
+    console.page.goto(f"{house.url}/console#/tenants?id={tenant['id']}")
+    heading = console.page.get_by_role("heading", level=2, name=name)
+    assert heading.evaluate("each => getComputedStyle(each).direction") == "rtl"
+    console.button("New key").click()
+    assert console.dialog().get_by_role("heading").evaluate("each => getComputedStyle(each).direction") == "ltr"
+
+
+def test_times_of_a_chart_are_as_in_all_tables_whatever_the_browser_speaks(open_console):
+    console = open_console(locale="en-US", timezone_id="Asia/Kolkata")
+    console.sign_in()
+    console.page.locator(".chart canvas").first.wait_for()
+    console.page.get_by_text("Show as a table").first.click()
+    time = console.page.locator("figure tbody th").first
+    time.wait_for()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", time.inner_text())

@@ -2,6 +2,7 @@
 
 import uPlot from "./vendor/uplot.js";
 import { h, put } from "./dom.js";
+import * as format from "./format.js";
 import { swatch, table } from "./ui.js";
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -92,7 +93,7 @@ export class TimeChart {
     if (!this.alternative.open) return;
     const [times, ...lists] = this.data;
     const last = times.map((at, index) => index).slice(-60).reverse();
-    const time = (at) => (this.options.days ? new Date(1000 * at).toISOString().slice(0, 10) : new Date(1000 * at).toLocaleTimeString());
+    const time = (at) => (this.options.days ? format.utcDay(at) : format.at(at).slice(11));
     put(this.rows, table(this.label, [
       { title: this.options.days ? "Day" : "Time", row: true, cell: (index) => time(times[index]) },
       ...this.series.map((each, which) => ({ title: each.name, num: true, cell: (index) => this.show(lists[which][index]) })),

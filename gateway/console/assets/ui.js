@@ -13,7 +13,7 @@ export function page(title, intro, actions, ...content) {
 export function card(title, actions, ...content) {
   const id = newId("card");
   return h("section", { class: "card", "aria-labelledby": id },
-    h("header", {}, h("h2", { id }, title), h("div", { class: "buttons" }, actions)), ...content);
+    h("header", {}, h("h2", { id, dir: "auto" }, title), h("div", { class: "buttons" }, actions)), ...content);
 }
 
 export const button = (text, onclick, kind = "", more = {}) => h("button", { type: "button", class: `button ${kind}`, onclick, ...more }, text);
@@ -135,7 +135,7 @@ export function dialog(title, draw, wide = false) {
     const opened = h("dialog", { class: wide ? "wide" : undefined, "aria-labelledby": id });
     let result;
     const close = (value) => { result = value; opened.close(); };
-    opened.append(h("div", {}, h("h2", { id }, title), draw(close)));
+    opened.append(h("div", {}, h("h2", { id, dir: "auto" }, title), draw(close)));
     opened.addEventListener("close", () => { opened.remove(); resolve(result); });
     document.body.append(opened);
     opened.showModal();
