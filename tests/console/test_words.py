@@ -33,6 +33,46 @@ def test_a_refusal_is_told_at_the_field_that_it_is_of_and_what_was_typed_stays(o
     assert page.get_by_label("End user").input_value() == "somebody"
 
 
+def test_what_was_written_of_a_policy_is_there_again_after_another_page_and_another_session(open_console, house):
+    console = open_console()
+    page, text = console.page, '{"limits": {"requests_per_minute": 99}}'
+    document, note, told = (
+        page.get_by_label("Document"),
+        page.get_by_label("Note"),
+        page.locator(".note", has_text="is here again"),
+    )
+    console.sign_in()
+    console.open("Policies")
+    before = document.input_value()
+    document.fill(text)
+    note.fill("more of them")
+    console.open("Overview")
+    page.go_back()
+    told.wait_for()
+    assert (document.input_value(), note.input_value()) == (text, "more of them")
+
+    page.context.clear_cookies()
+    console.button("Apply").click()
+    page.get_by_text("Your session is over").wait_for()
+    page.get_by_label("Admin key").fill(house.admin_key)
+    console.button("Sign in").click()
+    told.wait_for()
+    assert (document.input_value(), note.input_value()) == (text, "more of them")
+    console.button("Start over").click()
+    console.open("Overview")
+    console.open("Policies")
+    assert (document.input_value(), note.input_value(), told.count()) == (before, "", 0)
+
+    document.fill(text)
+    console.button("Sign out").click()
+    others = posted(house, "/admin/v1/admin_keys", {"role": "operator", "name": "of another"}, house.admin_key)["key"]
+    page.get_by_label("Admin key").fill(others)
+    console.button("Sign in").click()
+    page.get_by_role("heading", level=1, name="Policies").wait_for()
+    document.wait_for()
+    assert (document.input_value(), told.count()) == (before, 0)
+
+
 def test_a_name_is_written_the_way_it_is_read_above_a_page_and_a_dialog_too(console, house):
     name = "צוות מחקר (A/B) 123"
     tenant = posted(house, "/admin/v1/tenants", {"name": name}, house.admin_key)

@@ -13,11 +13,16 @@ const REASONS = {
   concurrent_requests: "requests at once", budget: "budget", queue_full: "line full", slow_down: "first token too late", queue_timeout: "waited too long",
 };
 
-export async function open({ me, values }) {
+/** What was written of a policy and not applied when its page was left, or the session ended; for whoever wrote it. */
+let unsaved = null;
+
+export async function open({ me, values, closing }) {
   const canChange = me.role !== "billing_reader";
   const list = h("div");
   const one = h("div", { class: "grid one", "data-chosen": true });
   let policies = [];
+  let writing = () => unsaved;
+  closing(() => { unsaved = writing(); });
   const name = () => values.name || policies[0]?.name;
 
   function draw() {
@@ -40,7 +45,7 @@ export async function open({ me, values }) {
     if (made) location.hash = link("policies", { name: made.name });
   }
 
-  /** ``kept``: what was written where another version was made meanwhile. */
+  /** ``kept``: what was written, and of which version. */
   async function detail(kept) {
     const chosen = name();
     if (!chosen) return;
@@ -76,15 +81,22 @@ export async function open({ me, values }) {
   function editor(current, etag, kept) {
     const text = h("textarea", { name: "document", rows: 16, spellcheck: "false", readonly: !canChange });
     text.value = kept?.text ?? written(current.document);
-    const meanwhile = kept && `Version ${current.version} was made meanwhile, and what you wrote does not count yet. The difference shows what it would change; Apply puts it in the place of that version.`;
+    const meanwhile = kept && (kept.version === current.version
+      ? "What you wrote before is here again, and does not count yet."
+      : `Version ${current.version} was made meanwhile, and what you wrote does not count yet. The difference shows what it would change; Apply puts it in the place of that version.`);
     if (kept) say(meanwhile);
+    const why = input("note", { maxlength: 1024, value: kept?.note ?? "" });
+    writing = () => {
+      if (text.value !== written(current.document) || why.value) return { key_id: me.session.key_id, name: current.name, version: kept?.version ?? current.version, text: text.value, note: why.value };
+      return unsaved?.name === current.name ? null : unsaved;
+    };
     const span = select("span", SPANS, "86400");
     const results = h("div", { "aria-live": "polite" });
     const guarded = async (work) => { try { return await work(); } catch (error) { throw atText(error); } };
     const edited = form([
       kept && note(meanwhile, "warn"),
       field("Document", text, "Limits, budget, classes, models, cache, prices and weight. What is left out is as the reference says.", "document"),
-      field("Note", input("note", { maxlength: 1024, value: kept?.note ?? "" }), "Why; it stays with the version."),
+      field("Note", why, "Why; it stays with the version."),
       h("div", { class: "row" }, field("Try it on", span, "What would have become of the requests that the ledger has of that time."), button("Try the change", () => tryIt(), "", { "data-try": true })),
       results,
     ], async (said) => guarded(async () => {
@@ -93,12 +105,12 @@ export async function open({ me, values }) {
       try {
         made = (await call("PUT", `policies/${encodeURIComponent(current.name)}`, { body: { document, note: said.note }, etag })).body;
       } catch (error) {
-        if (error.status === 412) return again({ text: text.value, note: said.note });
+        if (error.status === 412) return again({ version: current.version, text: text.value, note: said.note });
         throw error;
       }
       toast(`Version ${made.version} counts from now on`);
       await again();
-    }), canChange && [submit("Apply"), button("Show the difference", () => compare("What would change", current.document, text.value)), button("Start over", () => { text.value = written(current.document); put(results); })]);
+    }), canChange && [submit("Apply"), button("Show the difference", () => compare("What would change", current.document, text.value)), button("Start over", () => { text.value = written(current.document); why.value = ""; put(results); })]);
 
     async function tryIt() {
       put(results, loading());
@@ -180,7 +192,7 @@ export async function open({ me, values }) {
 
   await read();
   put(list, draw());
-  await detail();
+  await detail(unsaved?.name === name() && unsaved.key_id === me.session.key_id ? unsaved : undefined);
   return page("Policies", "What tenants may do, as documents with versions. A change can be tried on recorded requests before it counts.",
     canChange && button("New policy", create, "main"),
     card("Policies", [], list), one);
