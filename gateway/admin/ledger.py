@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -26,6 +27,9 @@ Difference = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 Reason = Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"^[^\x00]*$(?!\n\x00)")]
 Place = Annotated[int, Meta(ge=0, le=2**53)]
 Word = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$(?!\n)")]
+
+_OF_ANSWER = re.compile(r"^(?:chatcmpl-|cmpl-|resp_|msg_|embd-)(?=[0-9a-f]{32}$)")
+"""Before an answer's id, which is else that of its request: what clients write into their logs."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +93,7 @@ class RowQuery(PageQuery, frozen=True, kw_only=True):
     key_id: Id | None = None
     model: Word | None = None
     request_id: Id | None = None
-    """Its row, and the corrections of it."""
+    """Its row, and the corrections of it. The id of its answer (chatcmpl-, cmpl-, resp_, msg_) does as well."""
     since: Instant | None = None
     """Unix seconds; rows that were settled from then on."""
     until: Instant | None = None
@@ -159,7 +163,8 @@ async def rows(ask: Ask[RowQuery, Nothing]) -> Page[Row]:
         if (value := getattr(query, name)) is not None:
             statement = statement.where(columns[name] == value)
     if query.request_id is not None:
-        statement = statement.where((columns.request_id == query.request_id) | (columns.corrects == query.request_id))
+        meant = _OF_ANSWER.sub("req_", query.request_id)
+        statement = statement.where((columns.request_id == meant) | (columns.corrects == meant))
     if query.failed is not None:
         statement = statement.where((columns.status != 200) if query.failed else (columns.status == 200))
     if query.min_duration_ms is not None:

@@ -64,6 +64,16 @@ async def test_rows_are_found_by_what_they_have_and_listed_in_the_order_of_settl
         assert found == sorted(everything, reverse=order == "desc")
 
 
+async def test_the_row_of_an_answer_is_found_by_the_id_that_its_client_knows(desk):
+    asked = desk.front.chat()
+    desk.front.peer.say(await desk.front.peer.submitted(), [5, 3], "stop")
+    answer = await asked
+    (row,) = await ids(desk)
+    assert answer.id.startswith("chatcmpl-")
+    assert await ids(desk, f"request_id={answer.id}") == [row]
+    assert await ids(desk, f"request_id={answer.id}0") == await ids(desk, "request_id=chatcmpl-") == []
+
+
 async def test_rows_that_come_while_pages_are_read_are_on_one_of_them(desk):
     """All within a second, in which gateways write into chains of their own, whatever their requests are called."""
     chance, rooms, ends = random.Random(1), desk.front.gw.store, dict.fromkeys((3, 5, 7), 1)
