@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from gateway.client import CallFailed
 from gateway.terminal import tables
 from gateway.terminal.administration import Administration, Thing
 from gateway.terminal.options import administers, busy, by_name, json_option, tenant_named, tenant_names, told, unix_s
@@ -164,9 +165,11 @@ def requests(
             until=until,
         )
     )
+    if request_id is not None and not found:
+        raise CallFailed(f"The ledger has no request {request_id}.")
     if as_json:
         told(found)
-    elif request_id is None or not found:
+    elif request_id is None:
         tables.shown(by_name(admin, found), ROWS, "The ledger has no such request.")
     else:
         for row in found:

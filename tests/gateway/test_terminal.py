@@ -226,6 +226,8 @@ async def test_limits_say_what_is_left(front, operator, tmp_path):
     [
         (["tenants", "show", "nobody"], 1, "There is no tenant nobody."),
         (["tenants", "create", "x\ny"], 1, "name: "),
+        (["requests", "req_0"], 1, "The ledger has no request req_0"),
+        (["requests", "req_0", "--json"], 1, "The ledger has no request req_0"),
         (["keys", "create", "--tenant", "default", "--name", "x", "--network", "here"], 1, "networks[0]: "),
         (["keys", "create", "--tenant", "default", "--name", "x", "--narrowing", "{"], 2, "is no JSON"),
         (["usage", "--by", "colour"], 2, "there is no 'colour'"),
