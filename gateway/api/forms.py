@@ -11,7 +11,7 @@ from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway import openai
-from gateway.api.request import PIECE_BYTES as BODY_PIECE_BYTES
+from gateway.bodies import PIECE_BYTES as BODY_PIECE_BYTES
 from gateway.errors import BodyTimeout, InvalidRequest, UnsupportedMediaType
 from gateway.files import PIECE_BYTES, Staged
 from gateway.house import Gateway

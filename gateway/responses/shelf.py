@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway import store
 from gateway.clock import Clock
 from gateway.errors import InvalidRequest
-from gateway.openai.keys import LONG_BYTES
+from gateway.openai.duplicate_keys import LONG_BYTES
 from gateway.responses.events import split
 from gateway.responses.items import MAX_ITEMS, AnyItem
 from gateway.responses.shapes import OPEN, ResponseBody, ResponseError, Status
