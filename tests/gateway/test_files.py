@@ -18,7 +18,7 @@ import msgspec
 import openai
 import pytest
 
-from gateway.api.request import PIECE_BYTES
+from gateway.bodies import PIECE_BYTES
 from gateway.files import Files
 from gateway.openai import FileBody
 from policies import settings
