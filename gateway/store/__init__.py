@@ -242,7 +242,7 @@ def driven(url: sa.URL) -> dict[str, Any]:
     """What an engine is made of: connections that are closed in time. What libpq knows of TLS (sslmode, sslrootcert and
     their like), as URLs of PostgreSQL often have it, is for the driver, which reads it in a URL of its own."""
     if _is_sqlite(url):
-        return {"url": url, "connect_args": {"factory": sqlite.Connection}}
+        return {"url": url, "connect_args": {"async_creator_fn": sqlite.connect}}
     from gateway.store import postgres  # with its driver
 
     of_tls = {name: value for name, value in url.query.items() if name.startswith("ssl") and name != "ssl"}

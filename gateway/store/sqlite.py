@@ -1,4 +1,4 @@
-"""A connection to SQLite that lets go of all it has when it is closed.
+"""A connection to SQLite that lets go of all it has when it is closed, and a thread for it that is ended once.
 
 SQLite puts the end of a connection off, and that of its transaction, for as long as one of its statements is not done.
 One whose waiter was cancelled, as by a client that hangs up, stays so until its cursor is collected, which may be long
@@ -7,9 +7,13 @@ in coming; until then nobody else could write.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+from functools import partial
 from typing import Any
 from weakref import WeakSet
+
+import aiosqlite
 
 
 class Connection(sqlite3.Connection):
@@ -26,3 +30,18 @@ class Connection(sqlite3.Connection):
         for cursor in self._cursors:
             cursor.close()
         super().close()
+
+
+class OnThread(aiosqlite.Connection):
+    """Whoever is cancelled while it waits for the end of the thread asks for it again; the thread that has ended by then
+    would say nothing, and the event loop could not end."""
+
+    def stop(self) -> asyncio.Future[Any] | None:
+        return super().stop() if self._running else None
+
+
+def connect(database: str, **named: Any) -> OnThread:
+    """As ``aiosqlite.connect``."""
+    connection = OnThread(partial(sqlite3.connect, database, factory=Connection, **named), iter_chunk_size=64)
+    connection._thread.daemon = True
+    return connection

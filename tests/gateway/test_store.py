@@ -8,6 +8,7 @@ import gc
 import os
 import socket
 import sqlite3
+import threading
 
 import pytest
 import sqlalchemy as sa
@@ -285,6 +286,34 @@ async def test_a_change_that_is_broken_off_within_a_statement_keeps_nobody_from_
                 finally:
                     gc.enable()
         assert change.cancelled()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the thread, told too late
+def test_a_statement_that_is_given_up_twice_lets_the_event_loop_end(tmp_path):
+    """A gateway that stops while SQLite is slow."""
+    config, given_up = settings.Store(data_dir=str(tmp_path)), threading.Event()
+    other = sqlite3.connect(tmp_path / "penstock.db", isolation_level=None, check_same_thread=False)
+
+    async def main() -> None:
+        async with store.opened(config) as rooms:
+
+            async def write() -> None:
+                async with rooms.changing():
+                    pass
+
+            other.execute("BEGIN IMMEDIATE")
+            writing = asyncio.create_task(write())
+            while not writing.done():
+                await asyncio.sleep(0.05)
+                writing.cancel()
+            given_up.set()
+
+    gateway = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
+    gateway.start()
+    assert given_up.wait(PATIENCE_S)
+    gateway.join(PATIENCE_S)
+    other.close()
+    assert not gateway.is_alive()
 
 
 async def test_a_server_that_says_nothing_any_more_keeps_nobody_for_ever(fragile_postgres, tmp_path):
