@@ -50,21 +50,26 @@ _TEKKEN = _Cut(
 _GPT4O = _Cut(
     (rf"{_BEFORE}{_UPPER}*{_LOWER}+{_ENDING}|{_BEFORE}{_UPPER}+{_LOWER}*{_ENDING}|\p{{N}}{{1,3}}{_CASED_REST}",),
 )
+_GPT2_ALONE = _Cut((_GPT2,))
 _DIGITS = _Cut((r"\p{N}", _GPT2))
+_HAN = "[一-龥ࠀ-一가-퟿]+"
+_DEEPSEEK = _Cut(
+    (r"[\r\n]", r"\s?[\p{Lu}\p{Ll}\p{Lt}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _HAN, r"\p{N}+"),
+)
 _CUTS = {
     "default": _Cut((r"[\p{P}\$\+<=>\^~\|]+", _GPT2.removesuffix(r"|\s+"), r"\p{N}+", "[0-9][0-9][0-9]")),
-    "gpt-2": _Cut((_GPT2,)),
-    "phi-2": _Cut((_GPT2,)),
-    "olmo": _Cut((_GPT2,)),
-    "smollm": _DIGITS,
-    "starcoder": _DIGITS,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mellum", "a.x-4.0"), _GPT2_ALONE),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "minerva-7b"), _DIGITS),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), _LLAMA3),
     "smaug-bpe": _LLAMA3._replace(takes_whole_words=False, adds_begin=False),
     "dbrx": _LLAMA3._replace(takes_whole_words=False, adds_begin=False),
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
+    "megrez": _QWEN2._replace(composes=False),
+    "seed-coder": _Cut((rf"{_WORDS}\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",)),
+    "deepseek-llm": _DEEPSEEK,
+    "deepseek-coder": _Cut((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")),
+    "viking": _Cut((r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}")),
     "tekken": _TEKKEN,
     "gpt-4o": _GPT4O,
     "llama4": _GPT4O,

@@ -124,6 +124,23 @@ def test_words_are_cut_by_the_name_of_their_expression(tmp_path, cut):
         assert tokenizer.decode(tokenizer.encode(text).ids) in (text, text.replace("e\u0301", "é"))
 
 
+WORDS = {
+    "deepseek-llm": "I|'|ll| say|:| |你好|，|世界|!| x|2345| =| | y|\r|\n|\tÇ|a| va|?| (|ok|)| HTTP|3",
+    "deepseek-coder": "I|'|ll| say|:| |你好|，|世界|!| x|2|3|4|5| = | y|\r|\n|\tÇa| va|?| (|ok|)| HTTP|3",
+    "seed-coder": "I|'ll| say|:| 你好|，世界|!| x|2|3|4|5| =| | y|\r\n|\tÇa| va|?| (|ok|)| HTTP|3",
+    "viking": "I'll| say:| 你好|，|世界|!| x|2|3|4|5| =| | y|\r\n\t|Ça| va|? (|ok|)| HTTP|3",
+    "refact": "I|'ll| say|:| 你好|，|世界|!| x|2|3|4|5| =| | y|\r\n|\t|Ça| va|?| (|ok|)| HTTP|3",
+}
+"""By the rules of llama.cpp's src/llama-vocab.cpp, and as its tokens are cut."""
+
+
+@pytest.mark.parametrize("cut", WORDS)
+def test_words_are_those_of_llama_cpp(cut):
+    splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in _CUTS[cut].expressions]
+    words = pre_tokenizers.Sequence(splits).pre_tokenize_str(WORDS[cut].replace("|", ""))
+    assert "|".join(word for word, _ in words) == WORDS[cut]
+
+
 @pytest.mark.parametrize("has_space", [True, False])
 @given(
     text=st.lists(st.sampled_from([*" \n\t", *"abeorst.,19", *SENTENCES, "▁", "é", "東", "🙂"]), max_size=12).map(
