@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
+from benchmarks import gguf_tokenizers
 from gateway.openai import Message
 from gateway.text import Text, TextInvalid
 from gateway.text.gguf import _CUTS, described
@@ -139,6 +140,17 @@ def test_words_are_those_of_llama_cpp(cut):
     splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in _CUTS[cut].expressions]
     words = pre_tokenizers.Sequence(splits).pre_tokenize_str(WORDS[cut].replace("|", ""))
     assert "|".join(word for word, _ in words) == WORDS[cut]
+
+
+def test_the_benchmark_counts_texts_whose_tokens_differ(tmp_path, monkeypatch):
+    own = byte_level("gpt-2")
+    path = write_byte_level(tmp_path / "a.gguf", own, "gpt-2")
+    monkeypatch.setattr(gguf_tokenizers, "theirs", lambda _, path, asked: [own.encode(text).ids for text in asked])
+    asked = gguf_tokenizers.texts()
+    assert gguf_tokenizers.compared("", path, asked) == f"0 of {len(asked)} differ"
+    other = gguf_tokenizers.renamed(path, "smollm", tmp_path / "b.gguf")
+    assert int(gguf_tokenizers.compared("", other, asked).split()[0]) > 9
+    assert gguf_tokenizers.compared("", gguf_tokenizers.renamed(path, "odd", other), asked).startswith("refused: ")
 
 
 @pytest.mark.parametrize("has_space", [True, False])
