@@ -14,6 +14,7 @@ import transformers
 
 KINDS = {"phi3": "Phi3ForCausalLM", "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
 KINDS |= {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+KINDS |= {"mixtral": "MixtralForCausalLM", "qwen3moe": "Qwen3MoeForCausalLM"}
 KINDS |= {"gemma2": "Gemma2ForCausalLM", "gemma3": "Gemma3ForCausalLM"}
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -80,11 +81,13 @@ def write(
     kinds: Mapping[str, str] | str = "F32",
     metadata: Mapping[str, Any] | None = None,
     extra: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    experts_apart: bool = False,
 ) -> Any:
     """``model`` as a GGUF of this architecture; afterwards it has the weights that the file means. ``kinds``: how
-    matrices are stored, by the last part of their name in the file ("attn_q"), "" for all others."""
+    matrices are stored, by the last part of their name in the file ("attn_q"), "" for all others. ``experts_apart``:
+    each has tensors of its own, as in old files."""
     kinds = {"": kinds} if isinstance(kinds, str) else kinds
-    own = "llama" if architecture == "mistral" else architecture
+    own = "llama" if architecture in ("mistral", "mixtral") else architecture
     number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == own)
     names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, own)
@@ -95,6 +98,9 @@ def write(
         )(key, value)
     for name, parameter in model.named_parameters():
         module, _, ending = name.rpartition(".")
+        if parameter.ndim == 3:
+            _write_experts(writer, name, parameter, kinds.get("experts", kinds.get("", "F32")), experts_apart)
+            continue
         module = names.get_name(module) or module
         if module.endswith("gate_up_proj"):
             module = f"blk.{module.split('.')[2]}.ffn_up"
@@ -123,6 +129,26 @@ def write(
     return model
 
 
+def _write_experts(writer: Any, name: str, parameter: torch.Tensor, kind: str, are_apart: bool) -> None:
+    """[num_experts, out, in]; what opens and what is opened stand one behind the other in it."""
+    _, _, index, *_, last = name.split(".")
+    parts = ("ffn_gate", "ffn_up") if last == "gate_up_proj" else ("ffn_down",)
+    for part, own in zip(parameter.chunk(len(parts), dim=1), parts, strict=True):
+        weight = part.detach().contiguous().numpy()
+        raw, meant = weight, weight
+        if kind != "F32":
+            raw, meant = blocks(weight.reshape(-1, weight.shape[2]), kind)
+            raw = raw.reshape(*weight.shape[:2], -1)
+        number = gguf.GGMLQuantizationType[kind]
+        if are_apart:
+            for expert, alone in enumerate(raw):
+                writer.add_tensor(f"blk.{index}.{own}.{expert}.weight", alone, raw_dtype=number)
+        else:
+            writer.add_tensor(f"blk.{index}.{own}_exps.weight", raw, raw_dtype=number)
+        with torch.no_grad():
+            part.copy_(torch.from_numpy(meant.reshape(weight.shape).copy()))
+
+
 def _describe(writer: Any, config: Any, architecture: str) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -139,6 +165,11 @@ def _describe(writer: Any, config: Any, architecture: str) -> None:
     writer.add_rope_dimension_count(int(head_dim * ropes.get("partial_rotary_factor", 1.0)))
     writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
+    if num_experts := getattr(config, "num_local_experts", None):
+        writer.add_expert_count(num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        if inner := getattr(config, "moe_intermediate_size", None):
+            writer.add_expert_feed_forward_length(inner)
     writer.add_eos_token_id(config.eos_token_id)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)

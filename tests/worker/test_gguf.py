@@ -49,6 +49,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral with a window": ("mistral", {"sliding_window": 9}),
     "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32}),
+    "mixtral": ("mixtral", {"num_local_experts": 4}),
+    "qwen3moe": (
+        "qwen3moe",
+        {
+            "head_dim": 32,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": True,
+        },
+    ),
     "phi3": ("phi3", {"sliding_window": 9}),
     "phi3, turning half": ("phi3", {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}),
     "gemma2": ("gemma2", {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 9}),
@@ -287,8 +298,20 @@ REFUSED = {
         "cannot be read as GGUF: it lacks llama.block_count",
     ),
     "a mixture of experts": (
-        lambda at: gguf_files.write(at, "llama", gguf_files.a_model("llama"), metadata={"llama.expert_count": 8}),
-        "is a mixture of experts, which is not supported",
+        lambda at: gguf_files.write(at, "qwen2", gguf_files.a_model("qwen2"), metadata={"qwen2.expert_count": 8}),
+        "is a mixture of experts of the architecture qwen2; mixtures of llama, qwen3moe are supported",
+    ),
+    "a mixture without its experts": (
+        lambda at: gguf_files.write(
+            at, "llama", gguf_files.a_model("llama"), metadata={"llama.expert_count": 8, "llama.expert_used_count": 2}
+        ),
+        "has no tensor blk.0.ffn_gate_inp.weight",
+    ),
+    "experts too few": (
+        lambda at: gguf_files.write(
+            at, "mixtral", gguf_files.a_model("mixtral", num_local_experts=4), metadata={"llama.expert_count": 3}
+        ),
+        "tensor blk.0.ffn_gate_inp.weight of .* is 4x256, not 3x256",
     ),
     "a part of a file": (
         lambda at: gguf_files.write(at, "llama", gguf_files.a_model("llama"), metadata={"split.count": 3}),

@@ -27,7 +27,9 @@ _FAMILIES = {
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
 }
+_MIXTURES = {"llama": "MixtralForCausalLM", "qwen3moe": "Qwen3MoeForCausalLM"}
 PERMUTED = frozenset(("llama", "mistral"))
 """Architectures whose query and key rows are stored in pairs that turn together."""
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
@@ -55,11 +57,18 @@ class _Reader:
 
     def architecture(self) -> Architecture:
         name, tensors = self._name, self._header.tensors
-        if self._integer("expert_count", 0):
-            raise ModelError(f"{self._file.path} is a mixture of experts, which is not supported")
+        num_experts = self._integer("expert_count", 0)
+        if num_experts and name not in _MIXTURES:
+            supported = ", ".join(sorted(_MIXTURES))
+            raise ModelError(
+                f"{self._file.path} is a mixture of experts of the architecture {name}; mixtures of {supported} are"
+                " supported"
+            )
         config = self._config()
         family = _FAMILIES[name]
-        if name == "llama" and config.get("sliding_window"):
+        if num_experts:
+            family, config = _MIXTURES[name], config | self._mixture(config, num_experts)
+        elif name == "llama" and config.get("sliding_window"):
             family = "MistralForCausalLM"
         architecture = FAMILIES[family](Fields(config, family, f"the metadata of {self._file.path.name}"))
         if name in PERMUTED:
@@ -84,7 +93,7 @@ class _Reader:
         config: dict[str, Any] = {
             "vocab_size": embedding.shape[0],
             "hidden_size": hidden_size,
-            "intermediate_size": self._integer("feed_forward_length"),
+            "intermediate_size": self._integer("feed_forward_length", self._integer("expert_feed_forward_length", 0)),
             "num_hidden_layers": self._integer("block_count"),
             "num_attention_heads": num_heads,
             "num_key_value_heads": self._integer("attention.head_count_kv", num_heads),
@@ -110,6 +119,14 @@ class _Reader:
             return config
         original = scaling.get("original_max_position_embeddings")
         return config | {"rope_scaling": scaling, "original_max_position_embeddings": original}
+
+    def _mixture(self, config: dict[str, Any], num_experts: int) -> dict[str, Any]:
+        return {
+            "num_local_experts": num_experts,
+            "num_experts_per_tok": self._integer("expert_used_count"),
+            "moe_intermediate_size": self._integer("expert_feed_forward_length", config["intermediate_size"]),
+            "norm_topk_prob": True,
+        }
 
     def _gemma(self, config: dict[str, Any]) -> dict[str, Any]:
         is_27b = config["num_hidden_layers"] == _GEMMA_27B_LAYERS[self._name]

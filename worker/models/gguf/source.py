@@ -32,10 +32,15 @@ _INNER = {
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
     "input_layernorm": "attn_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_OF_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
+_OF_EXPERTS = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
+_OF_EXPERTS |= {"w1": "ffn_gate", "w3": "ffn_up", "w2": "ffn_down"}
 _NOT_NEEDED = re.compile(r"(blk\.\d+\.)?(rope_freqs|rope_factors_long|rope_factors_short|attn_rot_embd)\.weight")
 """They are in the architecture, or follow from it."""
 
@@ -81,7 +86,7 @@ class GgufSource(FileSource):
 
     def skip(self, name: str, shape: tuple[int, ...]) -> None:
         """See FileSource."""
-        self._taken.add(self._named(f"{name}.weight"))
+        self._taken.add(self._named(f"{name}.weight")[0])
 
     def finish(self, misses: Callable[[str], bool]) -> None:
         """Raises ModelError where tensors are left that no part of the decoder wanted; ``misses``: whether a name in
@@ -99,7 +104,7 @@ class GgufSource(FileSource):
 
     def _raw(self, name: str, shape: tuple[int, ...]) -> tuple[str, Tensor]:
         """The kind of its blocks, and [rows, bytes of a row] uint8."""
-        own = self._named(name)
+        own, expert = self._named(name)
         place = self._file.header.tensors.get(own)
         if place is None:
             raise ModelError(f"{self._file.path} has no tensor {own}")
@@ -108,11 +113,15 @@ class GgufSource(FileSource):
                 f"tensor {own} of {self._file.path} is stored as {place.kind.name}, which is not supported;"
                 f" supported are {', '.join(KINDS)}"
             )
-        if place.shape != shape:
-            there, wanted = ("x".join(map(str, sizes)) for sizes in (place.shape, shape))
+        mixture = self._architecture.mixture
+        expected = shape if expert is None or mixture is None else (mixture.num_experts, *shape)
+        if place.shape != expected:
+            there, wanted = ("x".join(map(str, sizes)) for sizes in (place.shape, expected))
             raise ModelError(f"tensor {own} of {self._file.path} is {there}, not {wanted}")
         self._taken.add(own)
         raw = self._file.raw(place)
+        if expert is not None:
+            raw = raw[expert].view(shape[0], -1)
         if self._is_permuted and re.search(r"\.self_attn\.[qk]_proj\.", name):
             raw = self._unpermuted(raw if len(shape) > 1 else raw.view(shape[0], -1)).reshape(raw.shape)
         return place.kind.name, raw
@@ -123,16 +132,26 @@ class GgufSource(FileSource):
         half = self._architecture.head_dim // 2
         return raw.reshape(-1, half, 2, raw.shape[1]).transpose(1, 2).reshape(raw.shape)
 
-    def _named(self, name: str) -> str:
+    def _named(self, name: str) -> tuple[str, int | None]:
+        """What the file calls it, and which expert's part of that it is, if one's."""
         module, _, ending = name.rpartition(".")
         if module in _OUTER:
-            return f"{_OUTER[module]}.{ending}"
+            return f"{_OUTER[module]}.{ending}", None
         _, index, inner = module.split(".", 2)
+        if (found := _OF_EXPERT.fullmatch(inner)) is not None:
+            return self._named_of_expert(index, int(found[1]), _OF_EXPERTS[found[2]], ending)
         if inner == "post_attention_layernorm":
             # Where the MLP has a norm of its own before it, this one follows attention.
             follows = self._architecture.attention_post_norm == inner
-            return f"blk.{index}.{'post_attention_norm' if follows else 'ffn_norm'}.{ending}"
-        return f"blk.{index}.{_INNER[inner]}.{ending}"
+            return f"blk.{index}.{'post_attention_norm' if follows else 'ffn_norm'}.{ending}", None
+        return f"blk.{index}.{_INNER[inner]}.{ending}", None
+
+    def _named_of_expert(self, index: str, expert: int, name: str, ending: str) -> tuple[str, int | None]:
+        """In files of before April 2024 each has tensors of its own."""
+        alone = f"blk.{index}.{name}.{expert}.{ending}"
+        if alone in self._file.header.tensors:
+            return alone, None
+        return f"blk.{index}.{name}_exps.{ending}", expert
 
 
 def _decoders_name(name: str) -> str:
