@@ -103,7 +103,8 @@ class Scheduler:
         alone. ``costs`` as for batching.plan."""
         if now >= self._ages_at:
             self._age(now)
-        held_up = {sequence for sequence in self._aside if sequence.is_held_up} if self._aside else NOBODY
+        # Of some it may be known since a moment ago that they have ended.
+        held_up = {each for each in self._aside if each.is_held_up or each.ended_aside} if self._aside else NOBODY
         self.num_held_up = len(held_up)
         if self.waiting or not self._claims.are_plain(self.running, self.limits):
             return self._planned(now, costs, held_up)
@@ -203,8 +204,7 @@ class Scheduler:
     def ended_aside(self) -> list[tuple[Sequence, FinishReason]]:
         """Of those that their guides held up, those of which it is known now that nothing can be added, and how they
         ended."""
-        heard = [each for each in self._aside if each.has_output and not each.is_held_up] if self._aside else ()
-        return [(each, reason) for each in heard if (reason := each.ending()) is not None]
+        return [(each, reason) for each in self._aside if (reason := each.ended_aside) is not None]
 
     def counts(self) -> dict[str, Any]:
         """What a worker's ``Stats`` say of it, by field."""

@@ -235,6 +235,11 @@ class Sequence:
         guide = self.guide
         return self.num_known < len(self.token_ids) or (guide is not None and guide.is_late)
 
+    @property
+    def ended_aside(self) -> FinishReason | None:
+        """How its last token ended it, of one that was held up until that was known."""
+        return self.ending() if self.has_output and not self.is_held_up else None
+
     def num_draftable(self, token_ids: list[int]) -> int:
         """How many of these may be verified in one step: what its grammar forbids is wrong already, and where it must
         see to its end, tokens are looked at one by one."""
@@ -326,6 +331,8 @@ class Sequence:
         if self.has_end_token or (guide is not None and guide.is_whole):
             # By itself; but what it would have said may have had no room.
             return "length" if guide is not None and guide.is_cut else "stop"
+        if guide is not None and guide.is_late:
+            return None  # whether it is whole is not known yet
         if self.num_known - self.num_prompt_tokens >= self.sampling.max_tokens:
             return "length"
         return None
