@@ -33,8 +33,8 @@ class Connection(sqlite3.Connection):
 
 
 class OnThread(aiosqlite.Connection):
-    """Whoever is cancelled while it waits for the end of the thread asks for it again; the thread that has ended by then
-    would say nothing, and the event loop could not end."""
+    """Whoever is cancelled while it waits for the end of the thread asks for it again; the thread that has ended by
+    then would say nothing, and the event loop could not end."""
 
     def stop(self) -> asyncio.Future[Any] | None:
         return super().stop() if self._running else None
