@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -212,7 +213,7 @@ async def test_limits_count_the_summary_as_a_request(front: Front):
     tenant = await desk.made("tenants", {"name": "t", "policy": "few"})
     key = (await desk.made("keys", {"tenant_id": tenant["id"], "name": "k"}))["key"]
     client = front.client.with_options(api_key=key)
-    limited = Front(front.url, front.gw, front.peer, front.http, client, front.data_dir)
+    limited = replace(front, client=client)
     call = ask(limited, input=GIVEN, **SHORT)
     front.peer.say(await front.peer.submitted(), [*front.ids(SUMMARY), END], "stop")
     with pytest.raises(openai.RateLimitError):
