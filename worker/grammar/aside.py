@@ -103,9 +103,8 @@ class Rules:
         self.vocabulary = vocabulary
         self.lost = ""
         """Why nobody follows it any more."""
-        began_at = time.thread_time()
         self.matcher = LLMatcher(vocabulary, text, log_level=0, limits=LIMITS)
-        self.first = self.found(self.matcher.deep_copy(), began_at)
+        self.first = self.found(self.matcher.deep_copy(), time.thread_time())
         if self.first.error:
             raise Unguided(f"the grammar cannot be compiled: {self.first.error}")
 
@@ -115,12 +114,9 @@ class Rules:
         if not self.lost and not matcher.is_error():
             matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         seconds = time.thread_time() - began_at
-        if matcher.is_error():
-            error = first_line(matcher.get_error())
-        elif seconds > MAX_TOKEN_S:
-            error = self.lost = f"one token takes {seconds:.1f} s, and {MAX_TOKEN_S:g} s are allowed: it is ambiguous"
-        else:
-            error = self.lost
+        if seconds > MAX_TOKEN_S:
+            self.lost = f"one token takes {seconds:.1f} s, and {MAX_TOKEN_S:g} s are allowed: it is ambiguous"
+        error = first_line(matcher.get_error()) if matcher.is_error() else self.lost
         eos_token_id = self.vocabulary.eos_token
         may_end = bool(words[eos_token_id >> 5] >> (eos_token_id & 31) & 1)
         return Found(words, may_end, matcher.is_stopped(), error)
