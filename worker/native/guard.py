@@ -21,17 +21,24 @@ def main(directory: str, *command: str) -> int:
         print(error, file=sys.stderr)
         return 126
 
+    is_alone = threading.Event()
+
     def watch() -> None:
         poll = select.poll()
         poll.register(0, 0)  # nothing but its end
         poll.poll()
+        is_alone.set()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         shutil.rmtree(directory, ignore_errors=True)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
-    return process.wait()
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    status = process.wait()
+    if is_alone.is_set():
+        watching.join()  # the command has ended by it, and there is more to do
+    return status
 
 
 if __name__ == "__main__":
