@@ -85,7 +85,7 @@ class Bench:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rules", type=int, nargs="+", default=[80, 150, 200], help="how many others s has")
-    parser.add_argument("--tokens", type=int, default=1000, help="of the stream")
+    parser.add_argument("--tokens", type=int, default=4000, help="of the stream")
     parser.add_argument("--shape", default="S")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args(arguments)
