@@ -66,6 +66,7 @@ from gateway.tracing.order import TracingInvalid, order_of
 from gateway.trials import Trials
 from gateway.upstreams.registry import Upstreams
 from gateway.webhooks import WebhookInvalid
+from gateway.workers import NoSocketDirectory, socket_directory
 from policies.admission import Alert
 from policies.model_source import SourceError
 from policies.settings import Settings
@@ -79,7 +80,7 @@ MAX_LINE_BYTES = 64 << 10
 
 log = logging.getLogger(__name__)
 
-BAD_STARTS = (DoorsError, RedisUrlError, SinkInvalid, StoreError, TracingInvalid, WebhookInvalid)
+BAD_STARTS = (DoorsError, NoSocketDirectory, RedisUrlError, SinkInvalid, StoreError, TracingInvalid, WebhookInvalid)
 """What keeps a gateway from beginning; each is one sentence for the operator."""
 CUT_S = 5.0
 """How long requests that were cut have to say so and to be settled."""
@@ -119,9 +120,12 @@ async def serve(
 
 
 def look_at(config: Settings, environ: Mapping[str, str]) -> None:
-    """Raises those of BAD_STARTS that the settings alone give rise to: before a first start has shown its keys."""
+    """Raises those of BAD_STARTS that the settings and the place give rise to: before a first start has shown its
+    keys."""
     if config.server.tls_cert:
         Certificate(config.server)
+    if any(model.replicas for model in config.models.values()):
+        socket_directory().cleanup()
     webhooks.secret_of(config.billing, environ)
     sinks.receivers(config, environ)
     order_of(config, environ)

@@ -330,12 +330,25 @@ def child_of(
     )
 
 
+class NoSocketDirectory(Exception):
+    """There is nowhere for the sockets of workers; the message is one sentence for the operator."""
+
+
 def socket_directory() -> tempfile.TemporaryDirectory[str]:
-    """For sockets: ours alone, and short enough for the address of one wherever TMPDIR points."""
-    directory = tempfile.TemporaryDirectory(prefix="penstock-")
-    if len(directory.name) > MAX_SOCKET_PATH - 4:
-        directory.cleanup()
-        directory = tempfile.TemporaryDirectory(prefix="penstock-", dir="/tmp")
+    """For sockets: ours alone, and short enough for the address of one wherever TMPDIR points. Raises
+    NoSocketDirectory.
+    """
+    try:
+        directory = tempfile.TemporaryDirectory(prefix="penstock-")
+        if len(directory.name) > MAX_SOCKET_PATH - 4:
+            directory.cleanup()
+            directory = tempfile.TemporaryDirectory(prefix="penstock-", dir="/tmp")
+    except OSError as error:
+        where = "" if error.filename is None else f": {error.filename}"
+        raise NoSocketDirectory(
+            "there is no directory for the sockets of workers; TMPDIR may name one that can be written to"
+            f" ({error.strerror}{where})"
+        ) from None
     return directory
 
 

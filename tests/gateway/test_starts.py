@@ -21,6 +21,8 @@ WRONG = {
     "OTEL_TRACES_EXPORTER": "[tracing]\nendpoint = 'nowhere'",
 }
 
+NOWHERE = "import sys, tempfile; tempfile.tempdir = sys.argv.pop(1); from gateway.cli import main; main()"
+
 
 @pytest.mark.parametrize("said", WRONG)
 @pytest.mark.parametrize("num_processes", [1, 2])
@@ -36,6 +38,25 @@ def test_a_start_that_its_settings_keep_from_beginning_makes_no_keys(tmp_path: P
     done = penstock("serve", "--port", 0, cwd=tmp_path, **environ)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_start_that_has_nowhere_to_meet_its_workers_says_so(tmp_path: Path):
+    nowhere = tmp_path / "none"
+    done = subprocess.run(
+        # As where the root file system is read-only, and nothing else is mounted at /tmp.
+        [sys.executable, "-c", NOWHERE, str(nowhere), "serve", "--port", "0"],
+        cwd=tmp_path,
+        env=ENVIRON,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no directory for the sockets of workers" in done.stderr
+    assert str(nowhere) in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "data").exists()
 
