@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from policies import gguf, safetensors, settings
+from policies import cgroups, gguf, safetensors, settings
 from policies.engine import KV_MEMORY_SHARES
 from policies.gguf import SUFFIX
 
@@ -69,23 +69,40 @@ def budget_of(config: settings.Settings) -> int | None:
     devices = {model.engine.device for model in config.models.values() if model.replicas}
     if "cuda" in devices or ("auto" in devices and Path("/dev/nvidiactl").exists()):
         return None
-    return free_bytes(Path("/proc/meminfo"), Path("/sys/fs/cgroup"))
+    return free_bytes(Path("/proc/meminfo"), Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
 
 
-def free_bytes(meminfo: Path, cgroup: Path) -> int | None:
-    """What the kernel would hand out without swapping, within the control group's limit; None where it does not say."""
+def free_bytes(meminfo: Path, root: Path, membership: Path) -> int | None:
+    """What the kernel would hand out without swapping, within the tightest limit of the control groups that this
+    process, and its workers with it, is in; None where it does not say."""
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) << 10
     except (OSError, ValueError, KeyError, IndexError):
         return None
     try:
-        limit = int((cgroup / "memory.max").read_text())
-        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        used = int((cgroup / "memory.current").read_text()) - int(stat["inactive_file"]) - int(stat["active_file"])
-    except (OSError, ValueError, KeyError):  # "max", or another version of them
-        return free
-    return max(0, min(free, limit - used))
+        groups = cgroups.groups("memory", membership.read_text(), root)
+    except OSError:
+        groups = []
+    return max(0, min([free, *(room for group in groups if (room := _room_in(Path(group))) is not None)]))
+
+
+def _room_in(group: Path) -> int | None:
+    """What it leaves, of which page cache is a part; None where it has no limit."""
+    for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        try:
+            return int((group / limit).read_text()) - int((group / used).read_text()) + _page_cache_of(group)
+        except (OSError, ValueError):  # "max", or of the other version
+            continue
+    return None
+
+
+def _page_cache_of(group: Path) -> int:
+    try:
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return int(stat["inactive_file"]) + int(stat["active_file"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def _of_gguf(file: Path, engine: settings.Engine) -> int:

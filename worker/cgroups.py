@@ -1,35 +1,20 @@
-"""The control groups, of version 2 or 1, that this process is in; each has limits for all that is in it together."""
+"""What the control groups that this process is in leave to it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from policies import cgroups
+
 ROOT, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def groups(controller: str, root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[Path]:
-    """The directories of those that may limit what ``controller`` stands for, each before the one around it; none where
-    the system does not say. Which version one is of is told by the names of its files.
-    """
+    """As policies/cgroups.py has them; none where the system does not say."""
     try:
-        lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
+        return [Path(group) for group in cgroups.groups(controller, membership.read_text(), root)]
     except OSError:
         return []
-    found = []
-    for _, controllers, path in (line for line in lines if len(line) == 3):
-        if controllers == "":
-            base = root
-        elif controller in controllers.split(","):
-            base = root / controller
-        else:
-            continue
-        group = base / path.lstrip("/")
-        # Inside a container the path may be the host's; the container's own group is then mounted as the root.
-        for directory in (group, *group.parents):
-            found.append(directory)
-            if directory == base:
-                break
-    return found
 
 
 def cpu_quota(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import gguf
 import numpy as np
 import pytest
@@ -120,9 +122,29 @@ def test_the_budget_is_the_settings_or_what_is_free(tmp_path):
     assert budget_of(settings.Settings(models=on_cuda)) is None
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  100 kB\nMemAvailable:  64 kB\n")
-    assert free_bytes(meminfo, tmp_path) == 64 << 10
-    (tmp_path / "memory.max").write_text("50000\n")
-    (tmp_path / "memory.current").write_text("30000\n")
-    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 4000\nactive_file 6000\n")
-    assert free_bytes(meminfo, tmp_path) == 30_000
-    assert free_bytes(tmp_path / "none", tmp_path) is None
+    assert free_bytes(meminfo, tmp_path, tmp_path / "none") == 64 << 10
+    assert free_bytes(tmp_path / "none", tmp_path, tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("membership", "group", "limit", "used"),
+    [
+        ("0::/\n", "", "memory.max", "memory.current"),
+        ("0::/docker/abc\n", "", "memory.max", "memory.current"),  # it sees its own group as the root
+        ("0::/system.slice/penstock.service\n", "system.slice/penstock.service", "memory.max", "memory.current"),
+        ("0::/kubepods/pod/box\n", "kubepods/pod", "memory.max", "memory.current"),
+        ("4:memory:/docker/abc\n0::/\n", "memory/docker/abc", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ],
+)
+def test_what_is_free_is_within_the_limit_of_whichever_group_has_one(tmp_path, membership, group, limit, used):
+    (tmp_path / "meminfo").write_text("MemAvailable:  64 kB\n")
+    (tmp_path / "cgroup").write_text(membership)
+    directory = tmp_path / "root" / group
+    directory.mkdir(parents=True)
+    (directory / limit).write_text("50000\n")
+    (directory / used).write_text("30000\n")
+    (directory / "memory.stat").write_text("anon 1\ninactive_file 4000\nactive_file 6000\n")
+    free = partial(free_bytes, tmp_path / "meminfo", tmp_path / "root", tmp_path / "cgroup")
+    assert free() == 30_000
+    (directory / limit).write_text("max\n" if limit == "memory.max" else f"{(1 << 63) - 4096}\n")
+    assert free() == 64 << 10
