@@ -18,6 +18,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 
 from policies import devices, faults
+from policies.choices import told_choices
 from policies.observing import is_collector
 from policies.policy import Policy
 from policies.pricelist import Proposed
@@ -256,7 +257,7 @@ def _converted(raw: dict[str, Any], shape: type[Shape], where: str) -> Shape:
     try:
         return msgspec.convert(raw, shape, strict=True)
     except msgspec.ValidationError as error:
-        raise _of_type(str(error), where) from None
+        raise _of_type(str(error), where, shape) from None
 
 
 _NAMED: dict[str, type[msgspec.Struct]] = {"models": Model, "classes": SlaClass, "policies": Policy, "sinks": Sink}
@@ -294,10 +295,11 @@ def _refuse_nul(value: Any, key: str) -> None:
         _refuse_nul(entry, f"{key}[{name}]" if isinstance(value, list) else f"{key}.{name}".lstrip("."))
 
 
-def _of_type(error: str, where: str) -> _Fault:
+def _of_type(error: str, where: str, shape: type[msgspec.Struct]) -> _Fault:
     """ "Expected `int`, got `str` - at `$.server.port`" as "server.port: expected `int`, got `str`"; of a key that will
-    not do it is "at `key` in", and of the whole nothing."""
-    found = re.fullmatch(r"(?s)(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?", error)
+    not do it is "at `key` in", and of the whole nothing. ``shape``: of what is at ``where``."""
+    found = re.fullmatch(r"(?s)(.*?)(?: - at (`key` in )?`\$\.?(.*)`)?", error)
     assert found is not None, "any text is one"
-    key = ".".join(filter(None, [where, found[2]]))
-    return _Fault(key or "settings", f"{found[1][0].lower()}{found[1][1:]}")
+    key = ".".join(filter(None, [where, found[3]]))
+    what = told_choices(found[1], shape, found[3] or "", bool(found[2]))
+    return _Fault(key or "settings", f"{what[0].lower()}{what[1:]}")

@@ -213,7 +213,7 @@ class Endpoint:
         try:
             return msgspec.convert(values, self.query, strict=False)
         except msgspec.ValidationError as error:
-            raise of_validation(error) from None
+            raise of_validation(error, self.query) from None
 
     async def _body_of(self, gw: Gateway, request: web.Request) -> Any:
         if self.method == "GET" or (self.body is Nothing and not request.can_read_body):
@@ -230,7 +230,7 @@ class Endpoint:
         except Malformed as error:
             raise Invalid.of([(error.param or "body", "is there twice")]) from None
         except msgspec.ValidationError as error:
-            raise of_validation(error) from None
+            raise of_validation(error, self.body) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Invalid.of([("body", f"cannot be read as JSON: {error}")]) from None
         except RecursionError:

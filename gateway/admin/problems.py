@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from http import HTTPStatus
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 from aiohttp import web
@@ -17,6 +17,7 @@ from aiohttp import web
 from gateway import failures
 from gateway.errors import GatewayError
 from gateway.openai.decoding import plain
+from policies.choices import told_choices
 
 ROOT = "/admin/v1/"
 CONTENT_TYPE = "application/problem+json"
@@ -125,8 +126,9 @@ def shaped(failure: GatewayError, request_id: str) -> web.Response:
 _AT = re.compile(r"(?s)(.*?)(?: - at `(key` in `)?\$\.?(.*)`)?")
 
 
-def of_validation(error: msgspec.ValidationError) -> Invalid:
-    """msgspec's "Object contains unknown field `x` - at `$.limits`" as a problem of ``limits.x``."""
+def of_validation(error: msgspec.ValidationError, type_: Any) -> Invalid:
+    """msgspec's "Object contains unknown field `x` - at `$.limits`", of what should be of this type, as a problem of
+    ``limits.x``."""
     found = _AT.fullmatch(str(error))
     assert found is not None
     what, path = found[1], found[3] or ""
@@ -136,6 +138,7 @@ def of_validation(error: msgspec.ValidationError) -> Invalid:
     ):
         if named := re.fullmatch(shape, what):
             return Invalid.of([(f"{path}.{named[1]}" if path else named[1], message)])
+    what = told_choices(what, type_, path, bool(found[2]))
     if found[2]:
         what = f"one of its keys: {what[0].lower()}{what[1:]}"
     return Invalid.of([(path or "body", plain(f"{what[0].lower()}{what[1:]}"))])

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.openai.choices import choices_at
 from gateway.openai.duplicate_keys import check_keys, count_quotes
 from gateway.openai.failures import Malformed
+from policies.choices import told_choices
 
 T = TypeVar("T")
 
@@ -70,8 +70,6 @@ _CODES = (
 )
 
 
-_NO_CHOICE = "Invalid enum value "
-
 
 def plain(what: str) -> str:
     """msgspec's words without its quotes; a pattern as it is, but for the end by which ``$`` is only the text's."""
@@ -86,15 +84,12 @@ def _named(error: str, type_: Any, root: str = "") -> Malformed:
     found = _AT.fullmatch(error)
     assert found is not None
     what, path = found[1], (found[3] or "").removesuffix("[...]")
-    choices = choices_at(type_, found[3] or "") if what.startswith(_NO_CHOICE) else []
     path = f"{root}.{path}" if root and path and not path.startswith("[") else root + path
     if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
         path = f"{path}.{missing[1]}" if path else missing[1]
         return Malformed(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
     code = next((code for pattern, code in _CODES if re.match(pattern, what)), None)
-    what = plain(what).replace("Expected", "expected", 1)
-    if choices:
-        what = f"expected one of {', '.join(choices)}, got {what.removeprefix(_NO_CHOICE)}"
+    what = plain(told_choices(what, type_, found[3] or "", bool(found[2]))).replace("Expected", "expected", 1)
     if not path:
         return Malformed(f"Invalid body: {what}.", None, code)
     return Malformed(f"Invalid '{path}': {what}.", path, code)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -223,6 +224,26 @@ def filled(value: Any, names: dict[str, str]) -> Any:
     for name, id in names.items():
         text = text.replace(name, id)
     return msgspec.json.decode(text)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "message"),
+    [
+        (
+            "POST",
+            "policies",
+            document(budget={"amount": 1, "period": "year"}),
+            "expected one of 'day', 'month', 'week', got 'year'",
+        ),
+        ("POST", "keys", KEYS | {"scopes": {"endpoints": ["chat"]}}, "'chat.completions', 'completions'"),
+        ("GET", "tenants?order=up", None, "expected one of 'asc', 'desc', got 'up'"),
+        ("GET", "/v1/organization/admin_api_keys?order=up", None, "expected one of 'asc', 'desc', got 'up'"),
+    ],
+)
+async def test_who_sends_no_word_that_a_field_knows_hears_which_it_knows(open_front, method, path, body, message):
+    async with opened(open_front) as (desk, names):
+        reply = await desk(method, path, filled(body, names))
+        assert (reply.status, message in str(reply.body)) == (400, True), reply.body
 
 
 async def test_what_is_wrong_is_named_and_nothing_is_done(open_front: OpenFront, store_settings: settings.Store):

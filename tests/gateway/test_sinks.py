@@ -275,7 +275,10 @@ def test_an_answer_from_the_exact_cache_counts_as_such():
             'kind = "webhook"\nkey_variable = "K"\nurl = "http://h/"\nmeters = {prompt = "x"}',
             "sinks.one.meters: a webhook is sent the whole row",
         ),
-        ('kind = "lago"\nkey_variable = "K"\nmeters = {promt = "x"}', "meters: invalid enum value 'promt'"),
+        (
+            'kind = "lago"\nkey_variable = "K"\nmeters = {promt = "x"}',
+            "meters: expected one of 'cache_hit', 'cached_prompt', 'completion'",
+        ),
         ('kind = "lago"\nkey_variable = "K"\nmeters = {prompt = "x"}\ncustomer = "name"', "sinks.one.customer"),
         (
             'kind = "lago"\nkeyvariable = "secret"',

@@ -86,7 +86,7 @@ class OpenAIEndpoint(Endpoint):
         try:
             return msgspec.convert(values, self.query, strict=False)
         except msgspec.ValidationError as error:
-            raise of_validation(error) from None
+            raise of_validation(error, self.query) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,26 @@ from typing import Any
 
 from msgspec import inspect
 
+_NO_CHOICE = "Invalid enum value "
 _PART = re.compile(r"\[[^\]]+\]|[^.\[]+(?:\[\])?")
 """A place, or a name, which in queries may itself end with []."""
 _type_of = lru_cache(256)(inspect.type_info)
 
 
-def choices_at(type_: Any, path: str) -> list[str]:
-    """As they are written in JSON, by ``path`` of a value of this type; none where it takes any."""
+def told_choices(what: str, type_: Any, path: str, of_keys: bool = False) -> str:
+    """``what`` msgspec has against the value at ``path`` of one of this type, or against its keys, which in its words
+    is "Invalid enum value 'x'", as "Expected one of 'a', 'b', got 'x'". All else as it is."""
+    choices = _choices_at(type_, path, of_keys) if what.startswith(_NO_CHOICE) else []
+    return f"Expected one of {', '.join(choices)}, got {what.removeprefix(_NO_CHOICE)}" if choices else what
+
+
+def _choices_at(type_: Any, path: str, of_keys: bool) -> list[str]:
+    """As they are written in JSON; none where it takes any."""
     kinds = list(_each(_type_of(type_)))
     for part in _PART.findall(path):
         kinds = [kind for outer in kinds for inner in _within(outer, part) for kind in _each(inner)]
+    if of_keys:
+        kinds = [key for kind in kinds if isinstance(kind, inspect.DictType) for key in _each(kind.key_type)]
     values = {value for kind in kinds if isinstance(kind, inspect.LiteralType) for value in kind.values}
     return [f"'{value}'" if isinstance(value, str) else str(value) for value in sorted(values, key=str)]
 
