@@ -61,6 +61,8 @@ class Grant(msgspec.Struct, frozen=True, gc=False):
     at_ms: int
     tokens: int
     micros: int = 0
+    noted_at_ms: int = 0
+    """Where the gauges are shared: when the gateway that asked noted it among its own."""
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
@@ -123,7 +125,8 @@ def _rules_of(limits: Limits, scope: Scope, name: str) -> list[Rule]:
 
 def divided(rule: Rule, num_gateways: int, spent_micros: int, held_micros: int = 0) -> Rule:
     """One gateway's part of a ceiling while the gateways cannot count together: of money, a part of what was left when
-    they last could, less what its own requests hold of that; of everything else at least 1."""
+    they last could, less what its own requests hold of that; of everything else at least 1, which is held against what
+    it let in itself, then and since."""
     if rule.kind == "money":
         left = max(0, rule.ceiling - spent_micros)
         return msgspec.structs.replace(rule, ceiling=max(0, left // num_gateways - held_micros))
@@ -161,14 +164,20 @@ def take(rules: Sequence[Rule], gauges: Sequence[Gauge], ask: Ask, now_ms: int) 
                 micros = room
         elif room < 1:
             return _refused(rules, gauges, ask, now_ms)
+    grant = Grant(now_ms, tokens, micros)
+    note(rules, gauges, ask.request_id, grant, now_ms)
+    return grant
+
+
+def note(rules: Sequence[Rule], gauges: Sequence[Gauge], request_id: str, grant: Grant, now_ms: int) -> None:
+    """Counts what was granted, whether or not there is room."""
     for rule, gauge in zip(rules, gauges, strict=True):
         if isinstance(gauge, Window):
-            gauge.add(tokens if rule.kind == "tokens" else 1, now_ms)
+            gauge.add(grant.tokens if rule.kind == "tokens" else 1, now_ms)
         elif isinstance(gauge, Leases):
-            gauge.hold(ask.request_id, 1, now_ms)
+            gauge.hold(request_id, 1, now_ms)
         else:
-            gauge.leases.hold(ask.request_id, micros, now_ms)
-    return Grant(now_ms, tokens, micros)
+            gauge.leases.hold(request_id, grant.micros, now_ms)
 
 
 def settle(

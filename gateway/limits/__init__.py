@@ -75,7 +75,8 @@ class Limits:
         """``prices``: None: policies name their own, and there are no others. ``num_gateways``: those that may be
         alive, as last heard. ``alert`` takes what is to be told and never waits."""
         self.local = Meters(clock)
-        """All gauges of a gateway that is alone; otherwise those that it keeps while Redis is away."""
+        """All gauges of a gateway that is alone; otherwise those that it goes by while Redis is away: with what it let
+        in before."""
         self.shared = SharedMeters(redis) if redis is not None else None
         self.plans = Plans(prices, wall)
         self._wall = wall
@@ -196,7 +197,7 @@ class Limits:
             ask = msgspec.structs.replace(ask, least_tokens=min(ask.least_tokens, most))
             return self._take_here(plan, rules, ask), rules, self.local, None
         if isinstance(outcome, Grant):
-            return outcome, rules, self.shared, readings
+            return self._noted(plan, rules, ask, outcome), rules, self.shared, readings
         raise self._refused(plan, rules, ask, outcome, readings)
 
     async def grow(self, plan: Plan, ask: Ask, meters: Meters | SharedMeters) -> Grant | None:
@@ -207,10 +208,12 @@ class Limits:
                 outcome, _ = await self._take_together(
                     plan, plan.growing, [rule for rule in plan.growing if rule.kind == "tokens"], ask
                 )
+                if isinstance(outcome, Grant):
+                    outcome = self._noted(plan, plan.growing, ask, outcome)
             except RedisAway:
                 outcome = self.local.take(self._divided(plan, plan.growing), ask)
                 if isinstance(outcome, Grant):
-                    outcome = msgspec.structs.replace(outcome, at_ms=ELSEWHERE)
+                    outcome = msgspec.structs.replace(outcome, at_ms=ELSEWHERE, noted_at_ms=outcome.at_ms)
         else:
             rules = plan.growing if self.shared is None else self._divided(plan, plan.growing)
             outcome = meters.take(rules, ask)
@@ -222,11 +225,12 @@ class Limits:
         meters: Meters | SharedMeters,
         rules: Sequence[Rule],
         request_id: str,
-        unused: Sequence[tuple[int, int]],
+        unused: Sequence[tuple[Grant, int]],
         overused: int,
         cost_micros: int,
     ) -> None:
-        """Gives back and charges. Never waits."""
+        """Gives back, of each grant so many tokens, and charges. Never waits."""
+        there = [(grant.at_ms, tokens) for grant, tokens in unused]
 
         def told(spent: int) -> None:
             if plan.period is not None:
@@ -240,9 +244,11 @@ class Limits:
                 self._known_spent[plan.tenant_id] = (rules[-1].name, self._known(plan) + cost_micros)
 
         if isinstance(meters, SharedMeters):
-            meters.settle_soon(rules, request_id, unused, overused, cost_micros, told, lost, self._known(plan))
+            meters.settle_soon(rules, request_id, there, overused, cost_micros, told, lost, self._known(plan))
+            here = [(grant.noted_at_ms, tokens) for grant, tokens in unused]
+            self.local.settle(_noted_by(plan, rules), request_id, here, overused, 0)
             return
-        spent = meters.settle(rules, request_id, unused, overused, cost_micros)
+        spent = meters.settle(rules, request_id, there, overused, cost_micros)
         if plan.period is not None:
             self._spent(plan, spent + self._known(plan), cost_micros)
             if self.shared is not None and cost_micros:
@@ -275,6 +281,11 @@ class Limits:
         except asyncio.CancelledError:
             taking.add_done_callback(partial(self._give_back, undo, ask))
             raise
+
+    def _noted(self, plan: Plan, rules: Sequence[Rule], ask: Ask, grant: Grant) -> Grant:
+        """What Redis grants to this gateway counts in its part of the limits as well, should Redis go away; of money it
+        is heard what all have spent."""
+        return self.local.note(_noted_by(plan, rules), ask.request_id, grant)
 
     def _give_back(
         self, rules: Sequence[Rule], ask: Ask, taking: asyncio.Task[tuple[Grant | Refusal, list[int]]]
@@ -355,10 +366,14 @@ class Limits:
                 leases.setdefault((is_shared, rule.name), (rule, []))[1].append(ticket.request_id)
         calls = []
         for (is_shared, name), (rule, request_ids) in leases.items():
-            if not is_shared:
-                self.local.renew(name, request_ids)
-            elif self.shared is not None:
+            self.local.renew(name, request_ids)
+            if is_shared and self.shared is not None:
                 calls.append(self.shared.renew(rule, request_ids))
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, RedisAway):
                 raise outcome
+
+
+def _noted_by(plan: Plan, rules: Sequence[Rule]) -> Sequence[Rule]:
+    """All of them but the budget."""
+    return rules if plan.period is None else rules[:-1]

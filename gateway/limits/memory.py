@@ -1,4 +1,4 @@
-"""The gauges of a gateway that counts alone, in its own memory.
+"""The gauges of a gateway in its own memory: of one that counts alone, or may have to.
 
 A gauge is made when it is first needed and dropped when nothing would change if it were made anew. Dropping has no task
 of its own: each request looks at the two gauges that have waited longest for it, so the memory in use is that of the
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from gateway.clock import Clock
 from policies import admission
@@ -32,12 +34,16 @@ class Meters:
     def take(self, rules: Sequence[Rule], ask: Ask) -> Grant | Refusal:
         """All of it or nothing."""
         now_ms = self._now_ms()
-        gauges = self._gauges
-        taken = admission.take(
-            rules, [gauges.get(rule.name) or self._make(rule, now_ms) for rule in rules], ask, now_ms
-        )
+        taken = admission.take(rules, self._found(rules, now_ms), ask, now_ms)
         self._look(now_ms)
         return taken
+
+    def note(self, rules: Sequence[Rule], request_id: str, grant: Grant) -> Grant:
+        """What was granted elsewhere counts here, too; the grant as it is to be settled in both places."""
+        now_ms = self._now_ms()
+        admission.note(rules, self._found(rules, now_ms), request_id, grant, now_ms)
+        self._look(now_ms)
+        return msgspec.structs.replace(grant, noted_at_ms=now_ms)
 
     def settle(
         self,
@@ -49,8 +55,7 @@ class Meters:
     ) -> int:
         """As ``admission.settle``."""
         now_ms = self._now_ms()
-        gauges = self._gauges
-        found = [gauges.get(rule.name) or self._make(rule, now_ms) for rule in rules]
+        found = self._found(rules, now_ms)
         return admission.settle(rules, found, request_id, unused, overused, cost_micros, now_ms)
 
     def readings(self, rules: Sequence[Rule]) -> list[int]:
@@ -87,6 +92,10 @@ class Meters:
     @property
     def num_gauges(self) -> int:
         return len(self._gauges)
+
+    def _found(self, rules: Sequence[Rule], now_ms: int) -> list[Gauge]:
+        gauges = self._gauges
+        return [gauges.get(rule.name) or self._make(rule, now_ms) for rule in rules]
 
     def _make(self, rule: Rule, now_ms: int) -> Gauge:
         gauge = self._gauges[rule.name] = admission.gauge_for(rule)

@@ -76,8 +76,8 @@ class Ticket:
         self._chunk = chunk
         """Completion tokens that are set aside at a time."""
         self._outcome = outcome
-        self._grants: list[tuple[int, int]] = []
-        """(instant, tokens) of each."""
+        self._grants: list[Grant] = []
+        """Those of tokens."""
         self._tokens = NO_CEILING
         """Completion tokens that ceilings on tokens allow so far."""
         self._affordable = NO_CEILING
@@ -128,14 +128,14 @@ class Ticket:
         if self._meters is None:
             return
         del self._limits.open_tickets[self.request_id]
-        excess = sum([tokens for _, tokens in self._grants]) - self._used
+        excess = sum([grant.tokens for grant in self._grants]) - self._used
         overused = max(0, -excess)
         unused = []
-        for at_ms, tokens in reversed(self._grants):  # what came last was needed least
+        for grant in reversed(self._grants):  # what came last was needed least
             if excess <= 0:
                 break
-            unused.append((at_ms, min(tokens, excess)))
-            excess -= tokens
+            unused.append((grant, min(grant.tokens, excess)))
+            excess -= grant.tokens
         self._limits.settle(self._plan, self._meters, self._rules, self.request_id, unused, overused, self.cost_micros)
 
     @property
@@ -234,7 +234,7 @@ class Ticket:
             if not self._grants:
                 self._tokens = -self._num_prompt_tokens
             self._tokens += grant.tokens
-            self._grants.append((grant.at_ms, grant.tokens))
+            self._grants.append(grant)
             self._covered = self._tokens
         if plan.is_hard:
             self._held_micros += grant.micros

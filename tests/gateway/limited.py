@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from decimal import Decimal
 
+from gateway.clock import Clock
 from gateway.limits import Limits
+from gateway.redis import Redis
 from policies import settings
 from policies.policy import Budget, Policy, Price
 from policies.policy import Limits as Ceilings
@@ -19,6 +22,18 @@ def limits_of(clock):
     """Of one gateway, with nothing used yet; no period ends meanwhile."""
     config = settings.Settings(limits=settings.Limits(completion_estimate=ESTIMATE))
     return Limits(config, clock, wall=lambda: 1_795_000_000.0)
+
+
+@contextlib.asynccontextmanager
+async def a_gateway(redis_settings, clock=None, **options):
+    """Its limits, which it shares with others by this Redis."""
+    clock = clock or Clock()
+    redis = Redis(redis_settings, clock)
+    config = settings.Settings(limits=settings.Limits(completion_estimate=100), redis=redis_settings)
+    limits = Limits(config, clock, redis, **options)
+    async with limits.watched():
+        yield limits
+    await redis.close()
 
 
 def a_policy(budget=None, price=None, key_limits=None, model_limits=None, **ceilings):

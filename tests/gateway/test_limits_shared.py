@@ -10,21 +10,19 @@ from decimal import Decimal
 import pytest
 
 from gateway.clock import Clock
-from gateway.errors import LimitsUnavailable, RateLimited, RequestsLimited, TokensLimited
-from gateway.limits import Limits, metered
+from gateway.errors import RateLimited
+from gateway.limits import metered
 from gateway.limits.plans import Plans
 from gateway.limits.shared import SharedMeters
-from gateway.redis import Redis
-from policies import admission, settings
+from policies import admission
 from policies.admission import Ask, Grant
 from policies.policy import Budget, Policy, Price
 from policies.policy import Limits as Ceilings
 from policies.rate import Purse
 from policies.terms import Usage
-from tests.builders import PATIENCE_S, HandClock, a_caller, a_submit, tokens
-from tests.conftest import PATIENT_MS
+from tests.builders import PATIENCE_S, a_caller, a_submit, tokens
+from tests.gateway.limited import a_gateway
 from tests.gateway.test_cache_runs import Engine
-from tests.redis import stalled
 
 POLICY = Policy(
     limits=Ceilings(requests_per_minute=40, tokens_per_minute=1000, tokens_per_day=9000, concurrent_requests=6),
@@ -121,17 +119,6 @@ async def three_gateways(redis_settings):
     """Limits of three gateways over one Redis, each with a connection pool of its own."""
     async with contextlib.AsyncExitStack() as stack:
         yield [await stack.enter_async_context(a_gateway(redis_settings)) for _ in range(3)]
-
-
-@contextlib.asynccontextmanager
-async def a_gateway(redis_settings, clock=None, **options):
-    clock = clock or Clock()
-    redis = Redis(redis_settings, clock)
-    config = settings.Settings(limits=settings.Limits(completion_estimate=100), redis=redis_settings)
-    limits = Limits(config, clock, redis, **options)
-    async with limits.watched():
-        yield limits
-    await redis.close()
 
 
 async def test_a_thousand_requests_at_three_gateways_use_no_token_above_one_limit(three_gateways):
@@ -255,137 +242,3 @@ async def test_what_arrives_while_a_stream_loses_patience_for_its_first_token_is
             async with asyncio.timeout(0):
                 await source.deltas()  # more than was set aside, so Redis is asked
         assert tokens(await source.deltas()) == list(range(240))
-
-
-@pytest.fixture
-async def fragile(fragile_redis):
-    """Limits over a Redis that is stalled and resumed; of three gateways, as was last heard."""
-    clock = HandClock()
-    redis_settings = settings.Redis(url=fragile_redis.url, timeout_ms=PATIENT_MS, retry_s=2.0)
-    async with a_gateway(redis_settings, clock, num_gateways=lambda: 3) as limits:
-        yield limits, clock, fragile_redis
-
-
-async def test_without_redis_each_gateway_holds_to_its_part_of_the_limit(fragile):
-    limits, clock, server = fragile
-    caller = a_caller(Policy(limits=Ceilings(tokens_per_minute=900)))
-    async with limits.admit(caller, "demo", 100, 100, "a") as before:
-        with stalled(server, limits.shared._redis):
-            async with limits.admit(caller, "demo", 100, 100, "b") as ticket:
-                assert ticket.headers()["x-ratelimit-limit-tokens"] == "300"
-                ticket.settle(Usage(100, 0, 100))
-            with pytest.raises(TokensLimited, match="Limit 300, Used 200"):
-                async with limits.admit(caller, "demo", 100, 100, "c"):
-                    pass
-            assert await before.top_up(100)  # what was let in goes on
-            other = a_caller(caller.policy, "ten_other")
-            async with limits.admit(other, "demo", 250, 100, "whole part") as ticket:  # the estimate is more than that
-                assert ticket.num_covered == 50
-            with pytest.raises(LimitsUnavailable):  # it fits the whole limit, though not the part of it
-                async with limits.admit(caller, "demo", 400, 100, "d"):
-                    pass
-    clock.advance(2.0)
-    await limits.readings([])
-    async with limits.admit(caller, "demo", 400, 100, "e") as ticket:
-        assert ticket.headers()["x-ratelimit-limit-tokens"] == "900"
-
-
-@pytest.mark.parametrize("without_redis", ["divide", "refuse"])
-async def test_places_of_requests_that_ended_without_redis_are_free_when_it_is_back(fragile, without_redis):
-    limits, clock, server = fragile
-    caller = a_caller(Policy(limits=Ceilings(concurrent_requests=2), without_redis=without_redis))
-    async with limits.admit(caller, "demo", 10, 10, "lasts"):
-        ending = limits.admit(caller, "demo", 10, 10, "ends")
-        await ending.__aenter__()
-        with stalled(server, limits.shared._redis):
-            await ending.__aexit__(None, None, None)
-            await limits.shared.close()
-        clock.advance(2.0)
-        await limits.shared.look()
-        await limits.shared.close()
-        refused = limits.admit(caller, "demo", 10, 10, "refused")
-        outcome = pytest.raises(LimitsUnavailable) if without_redis == "refuse" else contextlib.nullcontext()
-        with stalled(server, limits.shared._redis), outcome:  # Redis does what it is asked when it goes on
-            await refused.__aenter__()
-        clock.advance(2.0)
-        await limits.shared.look()
-        await limits.shared.close()
-        async with limits.admit(caller, "demo", 10, 10, "next"):
-            with pytest.raises(RateLimited):  # for the one that lasts holds what it held
-                async with limits.admit(caller, "demo", 10, 10, "one too many"):
-                    pass
-        if without_redis == "divide":
-            await refused.__aexit__(None, None, None)
-
-
-async def test_places_are_free_as_well_of_requests_that_also_had_a_cost_while_redis_was_away(fragile):
-    limits, clock, server = fragile
-    policy = Policy(
-        limits=Ceilings(concurrent_requests=1),
-        budget=Budget(Decimal(1)),
-        prices={"*": Price(request=Decimal("0.0001"))},
-    )
-    async with limits.admit(a_caller(policy), "demo", 10, 10, "before"):
-        pass
-    await limits.shared.close()
-    with stalled(server, limits.shared._redis):  # Redis does what it is asked when it goes on
-        async with limits.admit(a_caller(policy), "demo", 10, 10, "costs") as ticket:
-            ticket.settle(Usage(10, 0, 10))
-        await limits.shared.close()
-    clock.advance(2.0)
-    await limits.shared.look()
-    await limits.shared.close()
-    async with limits.admit(a_caller(policy), "demo", 10, 10, "next"):
-        pass
-
-
-@pytest.mark.parametrize("num_open", [1, 2, 3])
-async def test_without_redis_what_requests_hold_there_of_a_budget_is_not_there_to_be_divided(fragile, num_open):
-    limits, _, server = fragile
-    prices = {"*": Price(request=Decimal("0.0001"))}
-    caller = a_caller(Policy(budget=Budget(Decimal("0.0006")), prices=prices))  # for two requests at each gateway
-    async with contextlib.AsyncExitStack() as stack:
-        for number in range(num_open):
-            await stack.enter_async_context(limits.admit(caller, "demo", 10, 10, f"open {number}"))
-        with stalled(server, limits.shared._redis):
-            for number in range(num_open, 2):
-                await stack.enter_async_context(limits.admit(caller, "demo", 10, 10, f"open {number}"))
-            with pytest.raises(RequestsLimited):  # rather than told that the budget is spent
-                await stack.enter_async_context(limits.admit(caller, "demo", 10, 10, "one too many"))
-        assert not limits.refused
-
-
-async def test_what_requests_have_cost_that_ended_without_redis_is_not_there_to_be_divided(fragile):
-    limits, _, server = fragile
-    prices = {"*": Price(request=Decimal("0.0001"))}
-    caller = a_caller(Policy(budget=Budget(Decimal("0.0006")), prices=prices))  # for two requests at each gateway
-    async with contextlib.AsyncExitStack() as stack:
-        tickets = [await stack.enter_async_context(limits.admit(caller, "demo", 10, 10, f"{n}")) for n in range(2)]
-        with stalled(server, limits.shared._redis):
-            for ticket in tickets:
-                ticket.settle(Usage(10, 0, 10))
-            await stack.aclose()
-            await limits.shared.close()
-            async with limits.admit(caller, "demo", 10, 10, "of the third of what is left"):
-                with pytest.raises(RequestsLimited):
-                    await stack.enter_async_context(limits.admit(caller, "demo", 10, 10, "one too many"))
-
-
-async def test_without_redis_a_policy_may_rather_refuse(fragile):
-    limits, clock, server = fragile
-    caller = a_caller(Policy(limits=Ceilings(tokens_per_minute=900), without_redis="refuse"))
-    with stalled(server, limits.shared._redis):
-        for _ in range(3):
-            with pytest.raises(LimitsUnavailable) as refused:
-                await asyncio.wait_for(limits.admit(caller, "demo", 100, 100, "a").__aenter__(), PATIENCE_S)
-            assert refused.value.headers()["retry-after"] == "2"
-    clock.advance(2.0)
-    async with limits.admit(caller, "demo", 100, 100, "b"):
-        pass
-
-
-async def test_a_tenant_without_ceilings_does_not_notice(fragile):
-    limits, _, server = fragile
-    server.stall()
-    async with limits.admit(a_caller(Policy(without_redis="refuse")), "demo", 100, 100, "a") as ticket:
-        assert ticket.covers(10**6)
