@@ -63,8 +63,12 @@ async def send_on(config: Metrics, clock: Clock, families: Callable[[], Awaitabl
         data = data_of(await families(), began_ns, time.time_ns())
         heard.said.clear()
         sending = _beside(lambda: exporter.export(data))
-        result = await asyncio.shield(sending)
-        if is_away == (result.value == 0):
+        try:
+            is_taken = (await asyncio.shield(sending)).value == 0
+        except Exception as error:  # some releases say so that nobody listens
+            heard.said.append(f"{type(error).__name__}: {error}")
+            is_taken = False
+        if is_away == is_taken:
             is_away = not is_away
             state = f"takes nothing ({'; '.join(heard.said)})" if is_away else "is back"
             log.warning("metrics: the collector at %s %s", config.otlp_endpoint, state)

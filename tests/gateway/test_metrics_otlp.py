@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
+from typing import Any
 
 import grpc
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as services
@@ -142,6 +143,34 @@ async def test_a_collector_that_refuses_is_not_called_away(open_front, caplog):
             await until(lambda: "takes nothing" in caplog.text)
         collector.shutdown()
     assert "401" in caplog.text
+
+
+async def test_a_collector_that_a_library_fails_at_is_told_when_it_is_back(open_front, caplog, monkeypatch):
+    class Failing:
+        """As release 1.38 does where nobody listens."""
+
+        num_tried = 0
+
+        def __init__(self, exporter: Any) -> None:
+            self._exporter = exporter
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._exporter, name)
+
+        def export(self, data: Any) -> Any:
+            self.num_tried += 1
+            if self.num_tried < 3:
+                raise ConnectionError("nobody listens")
+            return self._exporter.export(data)
+
+    made = otlp._exporter
+    monkeypatch.setattr(otlp, "_exporter", lambda config: Failing(made(config)))
+    with collecting() as (endpoint, told):
+        config = Metrics(otlp_endpoint=endpoint, otlp_protocol="grpc", otlp_interval_s=0.05)
+        async with open_front(metrics=config):
+            await asyncio.to_thread(told.get, timeout=PATIENCE_S)
+            await until(lambda: "is back" in caplog.text)
+    assert caplog.text.count("takes nothing (ConnectionError: nobody listens)") == 1
 
 
 def test_whoever_sends_is_told_apart_and_named_as_the_operator_says():
