@@ -91,6 +91,7 @@ def _checked(raw: dict[str, Any], environ: Mapping[str, str], overrides: Mapping
         _put(raw, key.split("."), value)
     _refuse_unknown(raw, Settings, "")
     _refuse_nul(raw, "")
+    _refuse_brackets(raw)
     named = raw.get("classes", {})
     if isinstance(named, dict):
         defaults = {name: {**msgspec.structs.asdict(entry), **named.get(name, {})} for name, entry in CLASSES.items()}
@@ -284,6 +285,16 @@ def _refuse_unknown(raw: dict[str, Any], shape: type[msgspec.Struct], where: str
                     _refuse_unknown(entry, _NUMBERED[key], f"{key}[{number}].")
         elif isinstance(value, dict) and isinstance(hints[key], type) and issubclass(hints[key], msgspec.Struct):
             _refuse_unknown(value, hints[key], f"{where}{key}.")
+
+
+def _refuse_brackets(raw: dict[str, Any]) -> None:
+    """[upstreams] where [[upstreams]] belongs, or the reverse, of which its type would say less."""
+    for key in _NUMBERED:
+        if isinstance(raw.get(key), dict):
+            raise _Fault(key, f"each of them begins with [[{key}]], in two brackets")
+    for key in _NAMED:
+        if isinstance(raw.get(key), list):
+            raise _Fault(key, f"each of them has its name in its heading: [{key}.NAME], in single brackets")
 
 
 def _refuse_nul(value: Any, key: str) -> None:

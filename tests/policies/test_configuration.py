@@ -119,7 +119,7 @@ def numbers_of(table, path=()):
             for address in ("nowhere", "unix:", "tcp:host", "tcp::1", "tcp:host:70000", "http://host:80")
         ),
         ("[models.a]\nreplicas = 0", "models.a: it has neither replicas nor addresses"),
-        ("[engine]\ndtype = 'int3'", "engine.dtype: expected one of 'auto', 'bfloat16', 'float16', 'float32', got 'int3'"),
+        ("[engine]\ndtype = 'int3'", "dtype: expected one of 'auto', 'bfloat16', 'float16', 'float32', got 'int3'"),
         (
             "[[upstreams]]\nname = 'a'\nmodel = 'a'\nurl = 'http://h/v1'\nchoice = 'cost'",
             "upstreams[0].choice: expected one of 'latency', 'weight', got 'cost'",
@@ -127,6 +127,10 @@ def numbers_of(table, path=()):
         ("[models.a]\nreasoning_parser = 'r1'", "models.a.reasoning_parser: expected one of 'auto', 'mistral', 'none'"),
         ("[engine", "not valid TOML"),
         ("prices = 1", "prices: expected `array`, got `int`"),
+        ("[upstreams]\nname = 'a'", "upstreams: each of them begins with [[upstreams]], in two brackets"),
+        ("[prices.demo]\nprompt = 1", "prices: each of them begins with [[prices]], in two brackets"),
+        ("[[models]]\nname = 'a'", "models: each of them has its name in its heading: [models.NAME]"),
+        ("[[sinks]]\nkind = 'lago'", "sinks: each of them has its name in its heading: [sinks.NAME]"),
         ("[[prices]]\nmodle = 'a'", "unknown key prices[0].modle; did you mean prices[0].model?"),
         ("[[prices]]\nmodel = 'a'", "prices[0]: object missing required field `price`"),
         ("[[prices]]\nprice = { promt = 1 }", "prices[0].price: object contains unknown field `promt`"),
