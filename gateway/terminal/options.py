@@ -18,7 +18,7 @@ from gateway.client import DEFAULT_URL, CallFailed, Unreachable, checked_url, fi
 from gateway.terminal.administration import Administration, Refused, Thing
 from gateway.terminal.tables import leave_unread
 
-_AGO = re.compile(r"(\d{1,6})([smhdw])")
+_SPAN = re.compile(r"(\d{1,6})([smhdw])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -65,18 +65,24 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask whether it is 
 
 def unix_s(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
     """For an option that is an instant: "2026-11-01", "2026-11-01T12:00", "36h" before now, or Unix seconds."""
-    if text is None:
-        return None
-    if ago := _AGO.fullmatch(text):
-        return int(time.time()) - int(ago[1]) * _UNIT_S[ago[2]]
+    return None if text is None else _instant(text, -1, "so long ago as 36h")
+
+
+def later_unix_s(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    """As ``unix_s``, for an instant to come: "36h" is from now on."""
+    return None if text is None else _instant(text, 1, "so long from now as 36h")
+
+
+def _instant(text: str, direction: int, as_span: str) -> int:
+    """``direction``: 1 where a span of time ends it, -1 where it began so long ago."""
+    if span := _SPAN.fullmatch(text):
+        return int(time.time()) + direction * int(span[1]) * _UNIT_S[span[2]]
     if text.isascii() and text.isdecimal():
         return int(text)
     try:
         at = datetime.datetime.fromisoformat(text)
     except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is neither a time such as 2026-11-01T12:00 nor so long ago as 36h."
-        ) from None
+        raise click.BadParameter(f"{text!r} is neither a time such as 2026-11-01T12:00 nor {as_span}.") from None
     return int((at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp())
 
 

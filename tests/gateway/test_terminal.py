@@ -17,6 +17,7 @@ from gateway.cli import SUBCOMMANDS, main
 from gateway.terminal import tables
 from gateway.terminal.options import unix_s
 from policies.policy import Policy, Price
+from tests.builders import PATIENCE_S
 from tests.gateway.conftest import ADMIN_KEY, KEY
 
 PRICE = Price(prompt=Decimal(1), completion=Decimal(2))
@@ -135,6 +136,14 @@ async def test_a_key_is_alone_on_standard_output_and_opens_until_it_is_revoked(f
     assert (declined.exit_code, await status()) == (1, 200)
     assert (await operator("keys", "revoke", kept["id"], "--yes")).exit_code == 0
     assert await status() == 401
+
+
+async def test_a_key_ends_on_a_day_or_so_long_from_now(operator):
+    asked = ("keys", "create", "--tenant", "default", "--name", "ci", "--expires")
+    assert (await operator.read(*asked, "2100-01-01"))["expires_at"] == 4_102_444_800
+    made = await operator.read(*asked, "90d")
+    assert abs(made["expires_at"] - made["created_at"] - 90 * 86_400) <= PATIENCE_S
+    assert "nor so long from now as 36h" in (await operator(*asked, "tomorrow")).stderr
 
 
 async def test_a_policy_is_written_compared_tried_and_rolled_back(front, operator, tmp_path):
