@@ -32,7 +32,8 @@ PACKAGES = ("penstock", "aiohttp", "uvloop", "msgspec", "sqlalchemy", "aiosqlite
 FEW_FILES = 4096
 """Open files: a connection takes one, and an idle client keeps its connection."""
 SLOW_SYNC_MS = 5.0
-ENGINE_S = 120.0
+ENGINE_S = 480.0
+"""It compiles the kernels and tries them, as the first start would, and may take three minutes for either."""
 DATABASE_S = 20.0
 
 Finding = dict[str, str]
@@ -47,16 +48,15 @@ def doctor(config: Path | None, data_dir: str | None, as_json: bool) -> None:
     """What is installed, which device, what would be slow and why. Exit status 1 if something must be mended first."""
     loaded = load(config, {} if data_dir is None else {"store.data_dir": data_dir})
     gateway, findings = examine(loaded)
+    if not as_json:
+        _tell("Gateway", gateway)  # the engine may have to be compiled first
     engine = _engine()
     findings += engine["findings"]
     if as_json:
         report = {"gateway": gateway, "engine": engine["facts"], "findings": findings}
         click.echo(json.dumps(report, indent=2))
     else:
-        for title, facts in (("Gateway", gateway), ("Engine", engine["facts"])):
-            click.secho(title, bold=True)
-            for name, value in facts.items():
-                click.echo(f"  {name:24} {_shown(value)}")
+        _tell("Engine", engine["facts"])
         for finding in findings:
             colour = {"fatal": "red", "slow": "yellow"}.get(finding["severity"])
             click.secho(f"{finding['severity']:>5}: {finding['text']}", fg=colour)
@@ -213,9 +213,18 @@ def _engine() -> dict[str, Any]:
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=ENGINE_S, check=False)
         report: dict[str, Any] = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        text = f"the engine's own examination failed: {str(error).splitlines()[0]}."
+        late = isinstance(error, subprocess.TimeoutExpired)
+        why = f"it has not ended after {ENGINE_S:.3g} s" if late else str(error).splitlines()[0]
+        text = f"the engine's own examination failed: {why}."
         return {"facts": {}, "findings": [{"severity": "fatal", "text": text}]}
     return report
+
+
+def _tell(title: str, facts: dict[str, Any]) -> None:
+    click.secho(title, bold=True)
+    for name, value in facts.items():
+        click.echo(f"  {name:24} {_shown(value)}")
+    sys.stdout.flush()
 
 
 def _shown(value: object) -> str:

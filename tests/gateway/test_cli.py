@@ -18,6 +18,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from click.testing import CliRunner
 
 import demo
 from gateway import doctor
@@ -366,6 +367,14 @@ def test_doctor_waits_so_long_and_no_longer_for_a_database_that_says_nothing(tmp
     fragile_postgres.stall()
     _, findings = doctor.examine(settings.Settings(store=settings.Store(data_dir=str(tmp_path), url=url)))
     assert {"severity": "fatal", "text": f"the database {url} has not answered for 1.5 s."} in findings
+
+
+def test_doctor_says_how_long_an_engine_has_said_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "ENGINE_S", 0.01)  # no python starts in that time
+    done = CliRunner().invoke(doctor.doctor, [])
+    assert (done.exit_code, "has not ended after 0.01 s." in done.stdout) == (1, True), done.stdout
+    assert done.stdout.index("Gateway") < done.stdout.index("Engine")
 
 
 @pytest.mark.parametrize("command", ["bench", "chat", "doctor", "migrate", "pull", "serve", "worker"])

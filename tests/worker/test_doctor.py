@@ -10,8 +10,10 @@ from pathlib import Path
 
 import torch
 
+from gateway.doctor import ENGINE_S
 from tests.worker.peer import PATIENCE_S
 from worker import doctor
+from worker.native import build, trusted
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +27,10 @@ def run(*arguments: str, path: Path = ROOT) -> subprocess.CompletedProcess[str]:
         env=environ,
         timeout=PATIENCE_S,
     )
+
+
+def test_the_doctor_of_the_gateway_waits_for_kernels_to_be_compiled_and_tried():
+    assert ENGINE_S > build.TIMEOUT_S + trusted.TIMEOUT_S
 
 
 def test_the_facts_are_json_and_name_torch_and_the_cpu():

@@ -65,6 +65,18 @@ def test_only_gcc_is_told_how_to_make_them_in_parallel(cache, tmp_path, monkeypa
     assert "-flto" not in command
 
 
+def test_a_compiler_that_does_not_end_is_named_with_how_long_it_had(cache, tmp_path, monkeypatch):
+    endless, never = tmp_path / "endless", tmp_path / "never"
+    os.mkfifo(never)
+    endless.write_text(f'#!/bin/sh\ncase "$1" in --version) echo "clang version 19";; *) read line < {never};; esac\n')
+    endless.chmod(0o755)
+    monkeypatch.setenv("CXX", str(endless))
+    monkeypatch.setattr(build, "TIMEOUT_S", 0.5)
+    with pytest.raises(CompilerFailed) as caught:
+        built()
+    assert str(caught.value) == f"{endless} has not ended after 0.5 s; the next start tries again"
+
+
 def test_of_workers_that_start_together_one_compiles_and_the_others_wait(cache, tmp_path, monkeypatch):
     compiler, log = tmp_path / "compiler", tmp_path / "told"
     made = f'echo made >> {log}; while [ "$1" != -o ]; do shift; done; sleep 0.3; echo kernels > "$2"'

@@ -62,6 +62,8 @@ def built() -> Path:
             with in_turn(target.parent):
                 if not target.exists():
                     _compile(path, target)
+    except subprocess.TimeoutExpired:
+        raise CompilerFailed(f"{path} has not ended after {TIMEOUT_S:.3g} s; the next start tries again") from None
     except subprocess.SubprocessError as error:
         raise CompilerFailed(str(error)) from None
     except OSError as error:
