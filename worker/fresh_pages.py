@@ -40,8 +40,13 @@ class FreshPages:
             return
         if self._thread is None or not self._thread.is_alive():
             start, self._num_ready = self._num_ready, min(num_blocks + self._num_ahead, total)
-            self._thread = threading.Thread(target=self._populate, args=(start, self._num_ready), daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._populate, args=(start, self._num_ready), daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no thread left, or no memory for one
+                self.is_able = False
+            else:
+                self._thread = thread
 
     def wait(self) -> None:
         """Until all that is on its way is there."""

@@ -2,6 +2,7 @@
 
 import resource
 import sys
+import threading
 
 import pytest
 
@@ -35,3 +36,19 @@ def test_blocks_behind_those_that_are_written_have_their_pages(tmp_path, kv_dtyp
     # Twelve without; one or two may be the interpreter's own.
     assert num_faults(lambda: [runner.copy_block(0, target) for target in range(9, 1200, 9)]) < 6
     assert runner.forward([Span([3], 2, [0], 1)]).equal(logits), "what was written is as it was"
+
+
+def test_where_no_thread_can_be_had_a_step_is_computed_all_the_same(tmp_path):
+    checkpoint(tmp_path, "LlamaForCausalLM")
+    runner = Runner.load(str(tmp_path), Engine(device="cpu", dtype="float32", max_kv_bytes=8 << 20))
+    spans = [Span([1, 2], 0, [0], 1)]
+    logits = runner.forward(spans).clone()
+    runner.have_pages_ready()
+    assert runner.fresh_pages is not None
+    before = threading.stack_size(1 << 46)  # more than there are addresses
+    try:
+        assert runner.forward(spans).equal(logits)
+    finally:
+        threading.stack_size(before)
+    assert not runner.fresh_pages.is_able
+    assert runner.forward(spans).equal(logits)
