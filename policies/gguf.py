@@ -45,7 +45,9 @@ class Kind(NamedTuple):
 
 FLOATS = ("F32", "F16", "BF16")
 FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
-"""Those that stay four bits once they are loaded; whatever else is served becomes eight."""
+"""Those that stay four bits once they are loaded."""
+SMALL_FLOATS = ("MXFP4",)
+"""Numbers of few bits, that floats have as well and become; whatever else is served becomes eight bits."""
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 KINDS: dict[int, Kind] = {
     0: Kind("F32", 1, 4),
@@ -158,10 +160,10 @@ class Header:
         return list(struct.unpack_from(f"<{array.count}{_SCALARS[array.kind]}", self._view, array.at))
 
     def loaded_bytes(self, plain_bytes: float, table_bytes: float) -> float:
-        """About what the matrices take once they are loaded: a value of those that are floats ``plain_bytes``, of the
-        others half a byte with its part of a scale and an offset, or a byte. Of the embedding rows are looked up, at
-        ``table_bytes`` a value; it is multiplied as well where there is no head."""
-        sizes = {**dict.fromkeys(FLOATS, plain_bytes), **dict.fromkeys(FOUR_BITS, 0.75)}
+        """About what the matrices take once they are loaded: a value of those that are or become floats
+        ``plain_bytes``, of the others half a byte with its part of a scale and an offset, or a byte. Of the embedding
+        rows are looked up, at ``table_bytes`` a value; it is multiplied as well where there is no head."""
+        sizes = {**dict.fromkeys((*FLOATS, *SMALL_FLOATS), plain_bytes), **dict.fromkeys(FOUR_BITS, 0.75)}
         held = 0.0
         for name, place in self.tensors.items():
             if len(place.shape) > 1:

@@ -74,6 +74,7 @@ def a_gguf(path, tensors):
         (settings.Engine(dtype="float32"), {"token_embd.weight": "F16", "output.weight": "Q5_0"}, 4 + 1),
         (settings.Engine(dtype="bfloat16"), {"token_embd.weight": "Q4_0", "ffn_up.weight": "F32"}, 2 + 0.75 + 2),
         (settings.Engine(dtype="float32", quantize="int8"), {"a.weight": "F16", "b.weight": "Q4_1"}, 1.05 + 0.75),
+        (settings.Engine(dtype="bfloat16"), {"ffn_up_exps.weight": "MXFP4"}, 2),
     ],
 )
 def test_a_gguf_counts_in_the_forms_that_it_is_loaded_in(tmp_path, engine, tensors, bytes_each):

@@ -16,6 +16,7 @@ KINDS = {"phi3": "Phi3ForCausalLM", "llama": "LlamaForCausalLM", "mistral": "Mis
 KINDS |= {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 KINDS |= {"mixtral": "MixtralForCausalLM", "qwen3moe": "Qwen3MoeForCausalLM"}
 KINDS |= {"gemma2": "Gemma2ForCausalLM", "gemma3": "Gemma3ForCausalLM"}
+KINDS |= {"gpt-oss": "GptOssForCausalLM"}
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 256,
@@ -27,6 +28,19 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 1,
     "bos_token_id": 2,
     "pad_token_id": 0,
+}
+GPT_OSS: dict[str, Any] = {
+    "head_dim": 32,
+    "sliding_window": 9,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 5e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "truncate": False,
+    },
 }
 _HALVES = {
     "Q4_K": {0: 6e-4, 2: 5e-3},
@@ -53,7 +67,7 @@ def a_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
             if "norm" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
             else:
-                parameter.copy_(torch.randn_like(parameter) * 0.08)
+                parameter.copy_(torch.randn_like(parameter) * (1.0 if name.endswith("sinks") else 0.08))
     return model
 
 
@@ -84,8 +98,8 @@ def write(
     experts_apart: bool = False,
 ) -> Any:
     """``model`` as a GGUF of this architecture; afterwards it has the weights that the file means. ``kinds``: how
-    matrices are stored, by the last part of their name in the file ("attn_q"), "" for all others. ``experts_apart``:
-    each has tensors of its own, as in old files."""
+    matrices are stored, by the last part of their name in the file ("attn_q"), "experts" for theirs, "" for all others.
+    ``experts_apart``: each has tensors of its own, as in old files."""
     kinds = {"": kinds} if isinstance(kinds, str) else kinds
     own = "llama" if architecture in ("mistral", "mixtral") else architecture
     number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == own)
@@ -98,9 +112,11 @@ def write(
         )(key, value)
     for name, parameter in model.named_parameters():
         module, _, ending = name.rpartition(".")
-        if parameter.ndim == 3:
-            _write_experts(writer, name, parameter, kinds.get("experts", kinds.get("", "F32")), experts_apart)
+        if module.endswith(".experts"):
+            _write_experts(writer, name, parameter, kinds, experts_apart, own == "gpt-oss")
             continue
+        if ending == "sinks":
+            module, ending = name, "weight"
         module = names.get_name(module) or module
         if module.endswith("gate_up_proj"):
             module = f"blk.{module.split('.')[2]}.ffn_up"
@@ -129,12 +145,29 @@ def write(
     return model
 
 
-def _write_experts(writer: Any, name: str, parameter: torch.Tensor, kind: str, are_apart: bool) -> None:
-    """[num_experts, out, in]; what opens and what is opened stand one behind the other in it."""
+def write_gpt_oss(path: Path, kinds: Mapping[str, str] | str = "F32", **metadata: Any) -> Path:
+    """``metadata``: of the architecture."""
+    write(path, "gpt-oss", a_model("gpt-oss", **GPT_OSS), kinds, {f"gpt-oss.{key}": metadata[key] for key in metadata})
+    return path
+
+
+def _write_experts(
+    writer: Any, name: str, parameter: torch.Tensor, kinds: Mapping[str, str], are_apart: bool, are_biased: bool
+) -> None:
+    """[num_experts, out, in], where gates and what they open stand one behind the other; or, where there are biases
+    (gpt-oss), [num_experts, in, out] and in turns."""
     _, _, index, *_, last = name.split(".")
-    parts = ("ffn_gate", "ffn_up") if last == "gate_up_proj" else ("ffn_down",)
-    for part, own in zip(parameter.chunk(len(parts), dim=1), parts, strict=True):
+    names = ("ffn_gate", "ffn_up") if last.startswith("gate_up_proj") else ("ffn_down",)
+    parts = parameter.chunk(len(names), dim=1)
+    if are_biased:
+        outermost = parameter.transpose(1, -1)
+        parts = tuple(outermost[:, turn :: len(names)] for turn in range(len(names)))
+    for part, own in zip(parts, names, strict=True):
         weight = part.detach().contiguous().numpy()
+        if last.endswith("_bias"):
+            writer.add_tensor(f"blk.{index}.{own}_exps.bias", weight)
+            continue
+        kind = kinds.get(f"{own}_exps", kinds.get("experts", kinds.get("", "F32")))
         raw, meant = weight, weight
         if kind != "F32":
             raw, meant = blocks(weight.reshape(-1, weight.shape[2]), kind)
@@ -168,11 +201,16 @@ def _describe(writer: Any, config: Any, architecture: str) -> None:
     if num_experts := getattr(config, "num_local_experts", None):
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-        if inner := getattr(config, "moe_intermediate_size", None):
+        inner = config.intermediate_size if architecture == "gpt-oss" else None
+        if inner := getattr(config, "moe_intermediate_size", inner):
             writer.add_expert_feed_forward_length(inner)
     writer.add_eos_token_id(config.eos_token_id)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
+    if architecture == "gpt-oss":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(ropes["factor"])
+        writer.add_rope_scaling_orig_ctx_len(ropes["original_max_position_embeddings"])
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)

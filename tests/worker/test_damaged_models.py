@@ -26,6 +26,7 @@ from tests.worker import gguf_files
 from tests.worker.quantised_files import logits_of, write_mxfp4
 from tests.worker.tiny import checkpoint
 from worker.models import ModelError, not_finite
+from worker.models.gguf import GgufFile
 from worker.models.quantize import fp8_of, int4_of, int8_of
 from worker.runner import Runner
 
@@ -312,6 +313,17 @@ def test_of_a_gguf_as_well_the_tensor_is_named(tmp_path):
         model.model.layers[0].mlp.down_proj.weight[3, 5] = torch.inf
     gguf_files.write(path, "llama", model, "F16")
     assert not_finite(path) == f"tensor blk.0.ffn_down.weight of {path} holds values that are no numbers"
+
+
+def test_of_a_gguf_s_experts_in_mxfp4_the_tensor_is_named(tmp_path):
+    path = tmp_path / "model.gguf"
+    gguf_files.write_gpt_oss(path, {"experts": "MXFP4"})
+    assert not_finite(path) == ""
+    place = GgufFile(path).header.tensors["blk.1.ffn_down_exps.weight"]
+    content = bytearray(path.read_bytes())
+    content[place.at : place.at + place.num_bytes : 17] = b"\xff" * (place.num_bytes // 17)
+    path.write_bytes(content)
+    assert not_finite(path) == f"tensor blk.1.ffn_down_exps.weight of {path} holds values that are no numbers"
 
 
 def test_of_experts_in_mxfp4_the_tensor_of_the_scale_is_named(tmp_path):

@@ -60,6 +60,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "gpt-oss": ("gpt-oss", gguf_files.GPT_OSS),
     "phi3": ("phi3", {"sliding_window": 9}),
     "phi3, turning half": ("phi3", {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}),
     "gemma2": ("gemma2", {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 9}),
@@ -138,7 +139,8 @@ def test_blocks_mean_what_the_package_reads_in_them(kind):
     bytes_of_rows = torch.from_numpy(np.ascontiguousarray(raw).view(np.uint8).reshape(7, -1).copy())
     assert np.array_equal(blocks.values_of(kind, bytes_of_rows).numpy(), meant)
     form = blocks.form_of(kind, bytes_of_rows, (7, 512), torch.float32)
-    assert isinstance(form, Plain if kind in blocks.FLOATS else Int4 if kind in blocks.FOUR_BITS else Int8)
+    are_floats = kind in blocks.FLOATS or kind in blocks.SMALL_FLOATS
+    assert isinstance(form, Plain if are_floats else Int4 if kind in blocks.FOUR_BITS else Int8)
     lost = (form.dense(torch.float32) - torch.from_numpy(meant)).norm() / np.linalg.norm(meant)
     assert lost <= (MAX_ERROR if isinstance(form, Int8) else 0)
     number = next(each for each in KINDS.values() if each.name == kind)
@@ -273,7 +275,7 @@ def test_a_damaged_or_cut_file_is_refused_in_one_sentence_or_read(at, value, num
 REFUSED = {
     "an architecture that is not served": (
         lambda at: at.write_bytes(at.read_bytes().replace(b"llama", b"mamba")),
-        "the GGUF architecture mamba is not supported; supported are gemma2, gemma3, llama, ",
+        "the GGUF architecture mamba is not supported; supported are gemma2, gemma3, gpt-oss, llama, ",
     ),
     "a missing tensor": (
         lambda at: at.write_bytes(at.read_bytes().replace(b"blk.1.ffn_up", b"blk.1.ffn_um")),
@@ -299,7 +301,7 @@ REFUSED = {
     ),
     "a mixture of experts": (
         lambda at: gguf_files.write(at, "qwen2", gguf_files.a_model("qwen2"), metadata={"qwen2.expert_count": 8}),
-        "is a mixture of experts of the architecture qwen2; mixtures of llama, qwen3moe are supported",
+        "is a mixture of experts of the architecture qwen2; mixtures of gpt-oss, llama, qwen3moe are supported",
     ),
     "a mixture without its experts": (
         lambda at: gguf_files.write(

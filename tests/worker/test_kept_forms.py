@@ -190,6 +190,23 @@ def test_a_gguf_is_rounded_once(cache, a_gguf, kinds, kind, nothing_is_rounded):
     assert torch.equal(logits(path, kind), first)
 
 
+@pytest.mark.parametrize(("kinds", "kind"), [("MXFP4", "int8"), ("MXFP4", "int4"), ("Q8_0", "none")])
+def test_stacked_experts_of_a_gguf_are_rounded_once(cache, tmp_path, kinds, kind, nothing_is_rounded):
+    path = tmp_path / "model.gguf"
+    gguf_files.write_gpt_oss(path, kinds)
+    first = logits(path, kind)
+    assert {f"layers.1.mlp.experts.{matrix}_proj.3" for matrix in ("gate_up", "down")} <= names(cache)
+    nothing_is_rounded()
+    assert torch.equal(logits(path, kind), first)
+
+
+def test_stacked_experts_of_a_gguf_that_stay_as_they_are_are_not_kept(cache, tmp_path):
+    path = tmp_path / "model.gguf"
+    gguf_files.write_gpt_oss(path, {"experts": "MXFP4"})
+    logits(path)
+    assert kept(cache) == []
+
+
 def test_of_a_gguf_with_several_kinds_those_are_kept_that_are_rounded(cache, a_gguf, monkeypatch):
     path = a_gguf({"": "Q4_K", "attn_output": "Q6_K", "ffn_down": "F16"})
     first = logits(path, "int8")

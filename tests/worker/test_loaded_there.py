@@ -37,6 +37,12 @@ def test_a_gguf_file(tmp_path, kinds):
     assert_loaded_there(tmp_path / "model.gguf")
 
 
+@pytest.mark.parametrize("kind", ["MXFP4", "Q8_0"])
+def test_stacked_experts_of_a_gguf_file(tmp_path, kind):
+    gguf_files.write_gpt_oss(tmp_path / "model.gguf", kind)
+    assert_loaded_there(tmp_path / "model.gguf")
+
+
 @pytest.mark.parametrize(
     "name", ["gptq, by rank", "gptq in 8 bits by rank", "awq", "W8A8 asymmetric", "fp8, by blocks of 128"]
 )

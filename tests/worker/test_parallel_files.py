@@ -87,6 +87,15 @@ def test_a_gguf_file(troop, directory, name):
     assert_alike(troop, directory, number)
 
 
+@pytest.mark.parametrize("kinds", [{"experts": "MXFP4"}, {"ffn_down_exps": "Q4_1", "": "Q8_0"}], ids=["MXFP4", "Q8_0"])
+def test_stacked_experts_of_a_gguf_file(troop, directory, kinds):
+    number = len(METHODS) + len(KINDS) + 1 + len(kinds)
+    path = directory / str(number)
+    path.mkdir()
+    gguf_files.write_gpt_oss(path / "model.gguf", kinds)
+    assert_alike(troop, directory, number)
+
+
 @pytest.mark.parametrize("name", ["F16", "Q8_0", "Q4_0"])
 def test_what_of_a_gguf_is_another_ranks_is_not_kept(tmp_path, name):
     path = tmp_path / "model.gguf"

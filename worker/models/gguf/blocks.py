@@ -1,4 +1,4 @@
-"""Blocks of a GGUF's tensors: four-bit ones as they are into Int4, the others into values.
+"""Blocks of a GGUF's tensors: four-bit integers as they are into Int4, the others into values.
 
 Layouts: ggml's ggml-common.h and ggml-quants.c. Everything here is cut by rows, so that no whole matrix is ever held in
 float32.
@@ -11,11 +11,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from worker.models.fitting import fitted, spans
+from worker.models.fitting import dense_of, fitted, spans
 from worker.models.forms import Form, Int4, Plain
+from worker.models.importers.mxfp4 import ONE
+from worker.models.importers.mxfp4 import VALUES as NOT_NEGATIVE
 
 _STEPS = torch.tensor([-127.0, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 """Of IQ4_NL and IQ4_XS, closer together where weights are many."""
+_E2M1 = torch.tensor([*NOT_NEGATIVE, *(-value for value in NOT_NEGATIVE)])
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -23,6 +26,8 @@ def form_of(kind: str, raw: Tensor, shape: tuple[int, int], dtype: torch.dtype) 
     """``raw`` [out, bytes of a row] uint8 of one of KINDS."""
     if kind in FLOATS:
         return Plain(raw.view(FLOATS[kind]).to(dtype))
+    if kind in SMALL_FLOATS:
+        return Plain(dense_of(shape, lambda start, stop: values_of(kind, raw[start:stop]), dtype))
     if kind not in FOUR_BITS:
         return fitted(shape, lambda start, stop: values_of(kind, raw[start:stop]), dtype)
     codes = torch.empty((shape[0], shape[1] // 2), dtype=torch.uint8)
@@ -40,7 +45,7 @@ def values_of(kind: str, raw: Tensor) -> Tensor:
         return raw.view(FLOATS[kind]).float()
     if kind in FOUR_BITS:
         return FOUR_BITS[kind](raw).dense(torch.float32)
-    return OTHERS[kind](raw)
+    return (SMALL_FLOATS if kind in SMALL_FLOATS else OTHERS)[kind](raw)
 
 
 def _q4_0(raw: Tensor) -> Int4:
@@ -118,7 +123,7 @@ def _q6_k(raw: Tensor) -> Tensor:
 
 def _iq4_nl(raw: Tensor) -> Tensor:
     blocks = _blocks(raw, 18)
-    return (_steps(blocks[..., 2:]) * _half(blocks[..., 0:2])[..., None]).flatten(1)
+    return (_steps(blocks[..., 2:], _STEPS) * _half(blocks[..., 0:2])[..., None]).flatten(1)
 
 
 def _iq4_xs(raw: Tensor) -> Tensor:
@@ -126,7 +131,12 @@ def _iq4_xs(raw: Tensor) -> Tensor:
     high = torch.stack([blocks[..., 2 + part // 4] >> 2 * (part % 4) & 3 for part in range(8)], 2)
     low = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), 3).flatten(2)
     scales = ((low | high << 4).to(torch.int8) - 32).float() * _half(blocks[..., 0:2])[..., None]
-    return (_steps(blocks[..., 8:].reshape(*blocks.shape[:2], 8, 16)) * scales[..., None]).flatten(1)
+    return (_steps(blocks[..., 8:].reshape(*blocks.shape[:2], 8, 16), _STEPS) * scales[..., None]).flatten(1)
+
+
+def _mxfp4(raw: Tensor) -> Tensor:
+    blocks = _blocks(raw, 17)
+    return torch.ldexp(_steps(blocks[..., 1:], _E2M1), blocks[..., :1].int() - ONE).flatten(1)
 
 
 FOUR_BITS: dict[str, Callable[[Tensor], Int4]] = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k}
@@ -141,7 +151,9 @@ OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
 }
-KINDS = (*FLOATS, *FOUR_BITS, *OTHERS)
+SMALL_FLOATS: dict[str, Callable[[Tensor], Tensor]] = {"MXFP4": _mxfp4}
+"""Which floats of every type have too, for nothing but their size."""
+KINDS = (*FLOATS, *FOUR_BITS, *OTHERS, *SMALL_FLOATS)
 
 
 def _blocks(raw: Tensor, num_bytes: int) -> Tensor:
@@ -182,10 +194,10 @@ def _sixteens(codes: Tensor) -> Tensor:
     return codes.reshape(*codes.shape[:2], 16, 16).float()
 
 
-def _steps(packed: Tensor) -> Tensor:
+def _steps(packed: Tensor, steps: Tensor) -> Tensor:
     """What four-bit codes of uneven steps stand for, [..., 16] -> [..., 32] f32; in order as in _halves."""
     codes = torch.cat((packed & 15, packed >> 4), packed.dim() - 1)
-    return _STEPS.index_select(0, codes.int().flatten()).view(codes.shape)
+    return steps.index_select(0, codes.int().flatten()).view(codes.shape)
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:

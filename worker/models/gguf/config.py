@@ -27,13 +27,14 @@ _FAMILIES = {
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
-    "qwen3moe": "Qwen3MoeForCausalLM",
 }
-_MIXTURES = {"llama": "MixtralForCausalLM", "qwen3moe": "Qwen3MoeForCausalLM"}
+_MIXTURES = {"gpt-oss": "GptOssForCausalLM", "llama": "MixtralForCausalLM", "qwen3moe": "Qwen3MoeForCausalLM"}
 PERMUTED = frozenset(("llama", "mistral"))
 """Architectures whose query and key rows are stored in pairs that turn together."""
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
 """Tokens by which the served families end an answer: older files name but one of theirs."""
+_HARMONY_ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")
+"""Those of gpt-oss, where <|end|> ends one message of several."""
 _CONTROL = 3
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 """The one size of each that scales attention by the width of the model over its heads."""
@@ -51,13 +52,13 @@ class _Reader:
     def __init__(self, file: GgufFile) -> None:
         self._file, self._header = file, file.header
         self._name = self._header.text("general.architecture")
-        if self._name not in _FAMILIES:
-            supported = ", ".join(sorted(_FAMILIES))
+        if self._name not in _FAMILIES.keys() | _MIXTURES.keys():
+            supported = ", ".join(sorted(_FAMILIES.keys() | _MIXTURES.keys()))
             raise ModelError(f"the GGUF architecture {shown(self._name)} is not supported; supported are {supported}")
 
     def architecture(self) -> Architecture:
         name, tensors = self._name, self._header.tensors
-        num_experts = self._integer("expert_count", 0)
+        num_experts = self._integer("expert_count", 0 if name in _FAMILIES else None)
         if num_experts and name not in _MIXTURES:
             supported = ", ".join(sorted(_MIXTURES))
             raise ModelError(
@@ -65,8 +66,8 @@ class _Reader:
                 " supported"
             )
         config = self._config()
-        family = _FAMILIES[name]
-        if num_experts:
+        family = _FAMILIES.get(name, "")
+        if num_experts or not family:
             family, config = _MIXTURES[name], config | self._mixture(config, num_experts)
         elif name == "llama" and config.get("sliding_window"):
             family = "MistralForCausalLM"
@@ -114,6 +115,9 @@ class _Reader:
             )
         if name in _GEMMA_27B_LAYERS:
             config |= self._gemma(config)
+        if name == "gpt-oss":
+            # Whatever the files are in: what it computes is too large for float16.
+            config |= {**self._layer_kinds(config["num_hidden_layers"]), "dtype": "bfloat16"}
         scaling = self._rope_scaling(config)
         if scaling is None:
             return config
@@ -121,10 +125,12 @@ class _Reader:
         return config | {"rope_scaling": scaling, "original_max_position_embeddings": original}
 
     def _mixture(self, config: dict[str, Any], num_experts: int) -> dict[str, Any]:
+        size = self._integer("expert_feed_forward_length", config["intermediate_size"])
         return {
             "num_local_experts": num_experts,
             "num_experts_per_tok": self._integer("expert_used_count"),
-            "moe_intermediate_size": self._integer("expert_feed_forward_length", config["intermediate_size"]),
+            "intermediate_size": size,
+            "moe_intermediate_size": size,
             "norm_topk_prob": True,
         }
 
@@ -145,13 +151,15 @@ class _Reader:
         """Which layers slide, where the file says so: every nth does not, or a flag for each."""
         key = f"{self._name}.attention.sliding_window_pattern"
         if isinstance(self._header.metadata.get(key), Array):
-            slides = self._header.numbers(key)
+            slides = list(map(bool, self._header.numbers(key)))
             if len(slides) != num_layers:
                 raise self._header.wrong(key)
-            return {"layer_types": ["sliding_attention" if each else "full_attention" for each in slides]}
-        if self._has("attention.sliding_window_pattern"):
-            return {"sliding_window_pattern": self._header.integer(key)}
-        return {}
+        elif self._has("attention.sliding_window_pattern"):
+            period = self._header.integer(key)
+            slides = [period == 0 or (layer + 1) % period != 0 for layer in range(num_layers)]
+        else:
+            return {}
+        return {"layer_types": ["sliding_attention" if each else "full_attention" for each in slides]}
 
     def _rope_scaling(self, config: dict[str, Any]) -> dict[str, Any] | None:
         """In the words of config.json's rope_scaling."""
@@ -191,6 +199,7 @@ class _Reader:
             "original_max_position_embeddings": self._integer("rope.scaling.original_context_length"),
             "beta_fast": self._number("rope.scaling.yarn_beta_fast", 32.0),
             "beta_slow": self._number("rope.scaling.yarn_beta_slow", 1.0),
+            "truncate": self._name != "gpt-oss",
         }
         if temperature != 1.0:
             scaling["attention_factor"] = temperature * (0.1 * math.log(max(factor, 1.0)) + 1.0)
@@ -216,8 +225,9 @@ class _Reader:
         ]
         if "tokenizer.ggml.tokens" in header.metadata and "tokenizer.ggml.token_type" in header.metadata:
             kinds = header.numbers("tokenizer.ggml.token_type")
+            known = _HARMONY_ENDS if self._name == "gpt-oss" else _ENDS
             for token_id, (token, kind) in enumerate(zip(header.texts("tokenizer.ggml.tokens"), kinds, strict=False)):
-                if kind == _CONTROL and token in _ENDS:
+                if kind == _CONTROL and token in known:
                     ends.append(token_id)
         return list(dict.fromkeys(ends))
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from policies.gguf import shown
+from policies.gguf import TensorPlace, shown
 from worker.models.architecture import Architecture
 from worker.models.errors import ModelError
-from worker.models.fitting import dense_of
-from worker.models.forms import Form, alone
+from worker.models.fitting import dense_of, together
+from worker.models.forms import Form, Int8, alone
 from worker.models.gguf.blocks import KINDS, OTHERS, form_of, values_of
 from worker.models.gguf.config import PERMUTED
 from worker.models.gguf.file import GgufFile
@@ -28,11 +28,13 @@ _INNER = {
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "self_attn.sinks": "attn_sinks",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
     "input_layernorm": "attn_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -41,6 +43,9 @@ _INNER = {
 _OF_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
 _OF_EXPERTS = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
 _OF_EXPERTS |= {"w1": "ffn_gate", "w3": "ffn_up", "w2": "ffn_down"}
+_OF_STACK = re.compile(r"layers\.(\d+)\.mlp\.experts\.(\w+_proj)(_bias)?")
+_OF_STACKS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "down_proj": ("ffn_down_exps",)}
+"""Of all experts in one tensor: those whose rows it has in turns."""
 _NOT_NEEDED = re.compile(r"(blk\.\d+\.)?(rope_freqs|rope_factors_long|rope_factors_short|attn_rot_embd)\.weight")
 """They are in the architecture, or follow from it."""
 
@@ -53,13 +58,18 @@ class GgufSource(FileSource):
         self._dtype, self.device = dtype, device
         self._taken: set[str] = set()
         self.rounded = set()
-        self._is_permuted = file.header.text("general.architecture") in PERMUTED
+        name = file.header.text("general.architecture")
+        self._is_permuted, self._is_gpt_oss = name in PERMUTED, name == "gpt-oss"
 
     def tensor(
         self, name: str, shape: tuple[int, ...], part: Part | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
         """See Source."""
         dtype = dtype or self._dtype
+        names = self._names_of_stack(name)
+        if names:
+            whole = self._biases(names, shape).to(self.device, dtype)
+            return whole if part is None else part.of(whole)
         kind, raw = self._raw(name, shape)
         if len(shape) == 1:
             whole = values_of(kind, raw)[0].to(self.device, dtype)
@@ -84,9 +94,32 @@ class GgufSource(FileSource):
         """See Source."""
         return self.matrix(name, shape, part)
 
+    def experts(
+        self, name: str, shape: tuple[int, int, int], outputs: Tensor, part: Part | None = None
+    ) -> Iterator[Form]:
+        """See Source. One expert is unpacked at a time; of ``outputs`` the gates are first."""
+        num_experts, num_inputs, num_outputs = shape
+        names = self._names_of_stack(name)
+        places = {own: self._place(own, (num_experts, num_outputs // len(names), num_inputs)) for own in names}
+        columns = None if part is None else part.columns
+        rows = outputs
+        if part is not None and columns is not None and part.dim == 2:
+            rows, columns = outputs + columns.start, None
+        for expert in range(num_experts):
+            forms = {}
+            for turn, (own, place) in enumerate(places.items()):
+                whole = self._file.raw(place)[expert].view(place.shape[1], -1)
+                raw = whole[rows[rows % len(names) == turn] // len(names)]
+                form = form_of(place.kind.name, raw, (len(raw), num_inputs), self._dtype)
+                forms[own] = form if columns is None else alone(form.columns(columns.start, columns.stop))
+            one = together(forms, self._dtype, self.eight)
+            if isinstance(one, Int8):
+                self.rounded.add(f"{name}.{expert}")
+            yield one.to(self.device)
+
     def skip(self, name: str, shape: tuple[int, ...]) -> None:
         """See FileSource."""
-        self._taken.add(self._named(f"{name}.weight")[0])
+        self._taken.update(self._names_of_stack(name) or [self._named(f"{name}.weight")[0]])
 
     def finish(self, misses: Callable[[str], bool]) -> None:
         """Raises ModelError where tensors are left that no part of the decoder wanted; ``misses``: whether a name in
@@ -105,6 +138,17 @@ class GgufSource(FileSource):
     def _raw(self, name: str, shape: tuple[int, ...]) -> tuple[str, Tensor]:
         """The kind of its blocks, and [rows, bytes of a row] uint8."""
         own, expert = self._named(name)
+        mixture = self._architecture.mixture
+        place = self._place(own, shape if expert is None or mixture is None else (mixture.num_experts, *shape))
+        raw = self._file.raw(place)
+        if expert is not None:
+            raw = raw[expert].view(shape[0], -1)
+        if self._is_permuted and re.search(r"\.self_attn\.[qk]_proj\.", name):
+            raw = self._unpermuted(raw if len(shape) > 1 else raw.view(shape[0], -1)).reshape(raw.shape)
+        return place.kind.name, raw
+
+    def _place(self, own: str, shape: tuple[int, ...]) -> TensorPlace:
+        """Of a tensor by its name in the file, which is taken. Raises ModelError."""
         place = self._file.header.tensors.get(own)
         if place is None:
             raise ModelError(f"{self._file.path} has no tensor {own}")
@@ -113,18 +157,17 @@ class GgufSource(FileSource):
                 f"tensor {own} of {self._file.path} is stored as {place.kind.name}, which is not supported;"
                 f" supported are {', '.join(KINDS)}"
             )
-        mixture = self._architecture.mixture
-        expected = shape if expert is None or mixture is None else (mixture.num_experts, *shape)
-        if place.shape != expected:
-            there, wanted = ("x".join(map(str, sizes)) for sizes in (place.shape, expected))
+        if place.shape != shape:
+            there, wanted = ("x".join(map(str, sizes)) for sizes in (place.shape, shape))
             raise ModelError(f"tensor {own} of {self._file.path} is {there}, not {wanted}")
         self._taken.add(own)
-        raw = self._file.raw(place)
-        if expert is not None:
-            raw = raw[expert].view(shape[0], -1)
-        if self._is_permuted and re.search(r"\.self_attn\.[qk]_proj\.", name):
-            raw = self._unpermuted(raw if len(shape) > 1 else raw.view(shape[0], -1)).reshape(raw.shape)
-        return place.kind.name, raw
+        return place
+
+    def _biases(self, names: list[str], shape: tuple[int, ...]) -> Tensor:
+        """Of all experts, ``shape`` [num_experts, out] f32."""
+        places = [self._place(own, (shape[0], shape[1] // len(names))) for own in names]
+        each = [values_of(place.kind.name, self._file.raw(place)) for place in places]
+        return torch.stack(each, 2).flatten(1)
 
     def _unpermuted(self, raw: Tensor) -> Tensor:
         """Rows of queries or keys [heads * head_dim, …], where the two that turn together stand side by side in the
@@ -137,14 +180,24 @@ class GgufSource(FileSource):
         module, _, ending = name.rpartition(".")
         if module in _OUTER:
             return f"{_OUTER[module]}.{ending}", None
+        if ending == "sinks":
+            module, ending = name, "weight"
         _, index, inner = module.split(".", 2)
         if (found := _OF_EXPERT.fullmatch(inner)) is not None:
             return self._named_of_expert(index, int(found[1]), _OF_EXPERTS[found[2]], ending)
         if inner == "post_attention_layernorm":
-            # Where the MLP has a norm of its own before it, this one follows attention.
-            follows = self._architecture.attention_post_norm == inner
+            # Where the MLP has a norm of its own before it, this one follows attention; in gpt-oss it is called so.
+            follows = self._architecture.attention_post_norm == inner or self._is_gpt_oss
             return f"blk.{index}.{'post_attention_norm' if follows else 'ffn_norm'}.{ending}", None
         return f"blk.{index}.{_INNER[inner]}.{ending}", None
+
+    def _names_of_stack(self, name: str) -> list[str]:
+        """What the file calls that of which one of all experts' tensors is made; nothing where it is no such."""
+        found = _OF_STACK.fullmatch(name)
+        if found is None:
+            return []
+        index, last, bias = found.groups()
+        return [f"blk.{index}.{own}.{'bias' if bias else 'weight'}" for own in _OF_STACKS[last]]
 
     def _named_of_expert(self, index: str, expert: int, name: str, ending: str) -> tuple[str, int | None]:
         """In files of before April 2024 each has tensors of its own."""
