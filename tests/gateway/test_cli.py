@@ -268,6 +268,12 @@ def test_a_config_that_is_wrong(tmp_path, text, sentence):
     refused(penstock("serve", cwd=tmp_path), sentence)
 
 
+def test_a_config_is_utf8_whatever_the_locale_has(tmp_path):
+    (tmp_path / "config.toml").write_text('# café\n[models."modèle"]\nsource = "demo"\n', "utf-8")
+    done = penstock("migrate", cwd=tmp_path, LC_ALL="C", PYTHONUTF8="0")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_config_of_another_name_is_called_by_it(tmp_path):
     (tmp_path / "other.toml").write_text("[server]\nprot = 1\n")
     refused(penstock("serve", "--config", "other.toml", cwd=tmp_path), "other.toml: unknown key server.prot")

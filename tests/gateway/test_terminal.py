@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -27,13 +29,13 @@ class Operator:
     """``result = await operator("tenants", "list")``"""
 
     def __init__(self, url: str, key: str = ADMIN_KEY, charset: str = "utf-8") -> None:
-        self._environ = {"PENSTOCK_URL": url, "PENSTOCK_ADMIN_KEY": key}
+        self.environ = {"PENSTOCK_URL": url, "PENSTOCK_ADMIN_KEY": key}
         self._runner = CliRunner(charset)
 
     async def __call__(self, *arguments: object, text: str | None = None, **environ: str) -> Result:
         """Elsewhere than in the gateway's loop, as another process would be."""
         return await asyncio.to_thread(
-            self._runner.invoke, main, list(map(str, arguments)), input=text, env={**self._environ, **environ}
+            self._runner.invoke, main, list(map(str, arguments)), input=text, env={**self.environ, **environ}
         )
 
     async def read(self, *arguments: object) -> Any:
@@ -79,6 +81,22 @@ async def test_a_terminal_without_utf8_is_shown_what_it_can_show(front, operator
         listed = await latin(*command)
         assert (listed.exit_code, "café ???" in listed.stdout) == (0, True), listed
     assert (await Operator(front.url, charset="ascii")("top", "--once")).exit_code == 0
+
+
+async def test_a_document_is_utf8_whatever_the_locale_has(front, operator, tmp_path):
+    document = tmp_path / "gold.json"
+    document.write_text('{"models": ["modèle"]}', "utf-8")
+    for name, file, given in (("gold", document, None), ("silver", "-", document.read_bytes())):
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "gateway", "policies", "create", name, str(file)],
+            input=given,
+            capture_output=True,
+            env={**os.environ, **operator.environ, "LC_ALL": "C", "PYTHONUTF8": "0"},
+            timeout=PATIENCE_S,
+        )
+        assert done.returncode == 0, done.stderr
+        assert json.loads((await operator("policies", "show", name)).stdout)["models"] == ["modèle"]
 
 
 async def test_a_narrow_terminal_breaks_neither_ids_nor_numbers(front, operator):
