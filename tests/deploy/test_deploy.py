@@ -120,9 +120,20 @@ def test_the_unit_is_sound(tmp_path):
 
 
 def test_the_image_has_the_compiler_that_kernels_are_built_by():
+    assert COMPILER in packages_of_the_image()
+
+
+def test_the_first_process_of_a_container_buries_those_whose_parent_is_gone():
+    (said,) = re.findall(r"^ENTRYPOINT (\[.*\])$", (DEPLOY / "Dockerfile").read_text(), re.M)
+    first, *started = json.loads(said)
+    assert (first, started) == ("tini", ["--", "penstock"])
+    assert first in packages_of_the_image()
+
+
+def packages_of_the_image() -> list[str]:
     packages = re.search(r"apt-get install \S+ \S+ (.*?) &&", (DEPLOY / "Dockerfile").read_text())
     assert packages
-    assert COMPILER in packages[1].split()
+    return packages[1].split()
 
 
 def test_the_image_has_what_the_page_on_running_has_one_install():
