@@ -193,7 +193,8 @@ async def list_models(session: aiohttp.ClientSession) -> list[str]:
         async with session.get("models") as response:
             body = await response.read()
             if response.status != 200:
-                raise CallFailed(refusal(response.status, body))
+                hint = " Give a key with --key, or in PENSTOCK_API_KEY." if response.status == 401 else ""
+                raise CallFailed(refusal(response.status, body) + hint)
             return [entry.id for entry in _decode_models(body).data]
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise lost(error) from error

@@ -70,7 +70,6 @@ _CODES = (
 )
 
 
-
 def plain(what: str) -> str:
     """msgspec's words without its quotes; a pattern as it is, but for the end by which ``$`` is only the text's."""
     if " matching regex " in what:

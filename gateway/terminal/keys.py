@@ -54,7 +54,7 @@ def show(admin: Administration, key: str, as_json: bool) -> None:
 @click.option("--name", required=True, help="What it is for.")
 @click.option("--endpoint", "endpoints", multiple=True, help="What it is good for, such as chat.completions [all].")
 @click.option("--network", "networks", multiple=True, metavar="CIDR", help="Where it may be used from [anywhere].")
-@click.option("--expires", callback=later_unix_s, help="When it ends: a day, or in \"90d\" [never].")
+@click.option("--expires", callback=later_unix_s, help='When it ends: a day, or in "90d" [never].')
 @click.option("--narrowing", help="What it may do less than its tenant, a JSON document.")
 @json_option
 @administers

@@ -157,6 +157,12 @@ async def test_without_a_server_one_sentence_says_how_to_start_one():
     assert "penstock serve" in err
 
 
+async def test_who_has_no_key_that_opens_hears_where_to_put_one(front):
+    code, out, err = await run_chat("hello", "--url", front.url, "--key", "sk-of-nobody")
+    said = "penstock chat: HTTP 401: Incorrect API key provided. Give a key with --key, or in PENSTOCK_API_KEY.\n"
+    assert (code, out, err) == (1, "", said)
+
+
 async def test_a_refusal_is_told_in_the_servers_own_words():
     async with compatible_server() as server:
         server.fail_with = 429
