@@ -301,6 +301,7 @@ REFUSED = [
     (said({"type": "tool_use", "id": "1", "name": "x", "input": []}), "input"),
     (said({"type": "tool_result", "tool_use_id": "1"}, role="assistant"), "tool_result"),
     ({**said(TEXT), "tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
+    ({**said(TEXT), "tools": [{"type": "bash_20250124", "name": "bash"}]}, "bash_20250124 is one of Anthropic's own"),
     ({**said(TEXT), "tools": [{"name": "two words", "input_schema": {}}]}, r"tools\[0\].name"),
     ({**said(TEXT), "tools": [{"name": "x"}]}, "input_schema"),
     ({**said(TEXT), "tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
