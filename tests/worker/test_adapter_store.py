@@ -1,7 +1,8 @@
 """The adapters in memory: within their bound, never one in use that goes, and whoever waits is served."""
 
 import random
-from concurrent.futures import Executor, Future
+import threading
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 import pytest
 
@@ -109,6 +110,27 @@ def test_one_that_is_forgotten_goes_when_its_last_user_has_gone():
     bench.store.give_back("a")
     assert not bench.store.knows("a")
     assert bench.store.num_bytes == 0
+
+
+def test_one_that_no_thread_can_be_had_for_is_refused_and_may_be_asked_for_again():
+    bench = Bench()
+    with ThreadPoolExecutor(1) as executor:
+        store = Store(bench.load, MAX_BYTES, executor, bench.wake)
+        before = threading.stack_size(1 << 46)  # more than there are addresses
+        try:
+            store.want("a", "files of a")
+            store.go_on()
+        finally:
+            threading.stack_size(before)
+        told = store.turn()
+        assert isinstance(told, Refused)
+        assert told.reason.startswith("RuntimeError")
+        store.audit()
+        assert not store.knows("a")
+        store.want("a", "files of a")
+        store.go_on()
+    assert store.turn() == Loaded("a", "digest of a", 4, 10)
+    store.audit()
 
 
 def test_one_that_cannot_be_read_is_refused_by_name_and_forgotten():

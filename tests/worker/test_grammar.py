@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -180,6 +181,21 @@ def test_the_step_loop_does_not_wait_for_a_vocabulary_that_is_read(guided):
             assert finding.result(5) is None
         finally:
             may_go_on.set()
+
+
+@pytest.mark.parametrize(("kind", "source"), [("regex", "[a-c]{9}"), ("lark", 'start: "a" "b"')])
+def test_where_no_thread_can_be_had_a_request_fails_and_the_next_one_is_answered(guided, kind, source):
+    before = threading.stack_size(1 << 46)  # more than there are addresses
+    try:
+        guided.submit("first", kind, source)
+        guided.run()
+    finally:
+        threading.stack_size(before)
+    assert "its grammar could not be made ready: RuntimeError" in guided.failures["first"].reason
+    guided.submit("second", kind, source)
+    guided.run()
+    assert list(guided.failures) == ["first"]
+    assert guided.answers["second", 0].text
 
 
 NUM_SCHEMAS, MAX_TOKENS = 250, 300

@@ -10,9 +10,11 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import partial
 
 from worker.adapters.adapter import Adapter
 from worker.adapters.errors import AdapterError
+from worker.handing import handed
 
 Load = Callable[[str, str, int, str], Adapter]
 """An adapter by its id, its source, the most bytes that it may take, and the digest that its files must have or "".
@@ -172,7 +174,8 @@ class Store:
                 entry = unknown
             self._queue.remove(entry)
             digest = entry.told.digest if entry.told is not None else entry.digest
-            reading = self._executor.submit(self._load, entry.adapter_id, entry.source, self.max_bytes, digest)
+            load = partial(self._load, entry.adapter_id, entry.source, self.max_bytes, digest)
+            reading = handed(self._executor.submit, load)
             self._reading = entry, reading
             reading.add_done_callback(lambda _: self._wake())
 

@@ -33,6 +33,7 @@ from worker.grammar.nodes import KeptMasks
 from worker.grammar.places import Places, places_of
 from worker.grammar.trail import Trail
 from worker.grammar.vocabulary import marks_of, without_marks
+from worker.handing import handed
 
 MAX_SOURCE_CHARS = 4 << 20
 MAX_END_TOKENS = 4096
@@ -131,7 +132,7 @@ class Grammars:
         """``turn`` will say what came of it."""
         assert submit.grammar is not None
         executor = self._aside if submit.grammar.has_written_rules else self._executor
-        future = executor.submit(partial(self._prepare, submit))
+        future = handed(executor.submit, partial(self._prepare, submit))
         self._begun[submit.request_id] = future
         future.add_done_callback(lambda done: self._wake())
 
