@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(find_spec("triton") is None, 
 
 INTERPRETED = (
     ("graphs", "small", "turned", "matrices", "draws"),
-    ("experts", "mixtures", "streamed"),
+    ("experts", "mixtures", "streamed", "far"),
     ("attention", "windows", "pretended"),
 )
 """Files that one process runs."""
