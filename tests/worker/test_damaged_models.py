@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.worker import gguf_files
 from tests.worker.quantised_files import logits_of, write_mxfp4
 from tests.worker.tiny import checkpoint
 from worker.models import ModelError, not_finite
+from worker.models.fitting import VALUES_AT_ONCE
 from worker.models.gguf import GgufFile
 from worker.models.quantize import fp8_of, int4_of, int8_of
 from worker.runner import Runner
@@ -313,6 +315,18 @@ def test_of_a_gguf_as_well_the_tensor_is_named(tmp_path):
         model.model.layers[0].mlp.down_proj.weight[3, 5] = torch.inf
     gguf_files.write(path, "llama", model, "F16")
     assert not_finite(path) == f"tensor blk.0.ffn_down.weight of {path} holds values that are no numbers"
+
+
+def test_a_gguf_is_looked_at_a_few_of_its_values_at_a_time(tmp_path):
+    path = tmp_path / "model.gguf"
+    sizes = {"hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 1, "num_local_experts": 32}
+    model = gguf_files.a_model("mixtral", **sizes)
+    gguf_files.write(path, "mixtral", model, "Q8_0")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        assert not_finite(path) == ""
+    taken = [event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    # In floats, and what they are made of.
+    assert max(accumulate(taken)) < 4 * 4 * VALUES_AT_ONCE
 
 
 def test_of_a_gguf_s_experts_in_mxfp4_the_tensor_is_named(tmp_path):

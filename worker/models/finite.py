@@ -4,6 +4,7 @@ of them takes as long as it takes to read the files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -36,7 +37,7 @@ def _in_gguf(path: Path) -> Iterator[tuple[str, Path, Tensor]]:
     file = GgufFile(path)
     for name, place in file.header.tensors.items():
         if place.kind.name in KINDS:
-            raw = file.raw(place)
+            raw = file.raw(place).view(math.prod(place.shape[:-1]), -1)  # experts are many rows each
             for start, stop in spans((len(raw), place.shape[-1])):
                 yield name, path, values_of(place.kind.name, raw[start:stop])
 
