@@ -11,9 +11,10 @@ from aiohttp import hdrs, web
 from multidict import istr
 
 from gateway import keys
-from gateway.directory import EVERYTHING, Directory, Key, Network, Scopes
+from gateway.directory import Directory, Key
 from gateway.errors import InvalidApiKey, ModelNotFound, PermissionDenied
 from gateway.head import HEAD
+from gateway.restrictions import EVERYTHING, Network, Scopes
 from policies.policy import Policy
 
 OWNER, OPERATOR, BILLING_READER = "owner", "operator", "billing_reader"
@@ -37,6 +38,8 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     policy_name: str
     policy_version: int
     scopes: Scopes = EVERYTHING
+    purse_id: str = ""
+    """Of the key's own budget, as ``admission.Running`` has it; empty: the key's id."""
 
     def check_endpoint(self, endpoint: str) -> None:
         """``endpoint`` such as "chat.completions". Raises PermissionDenied."""
@@ -171,6 +174,7 @@ class Auth:
             version.name,
             version.version,
             key.restriction.scopes if key.restriction else EVERYTHING,
+            self._directory.purse_id_of(key),
         )
 
     def _valid(self, presented: str) -> Key | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import math
 import time
@@ -21,10 +20,11 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway import store
+from gateway import rotations, store
 from gateway.adapters import Adapter
 from gateway.background import alongside
 from gateway.clock import Clock
+from gateway.restrictions import MAX_KNOWN, Restriction, Restrictions
 from gateway.sealing import unsealed
 from gateway.store import Store
 from policies.policy import Narrowing, Policy, narrowed
@@ -46,30 +46,6 @@ AHEAD_S = 86_400.0
 again then."""
 CHUNK = 1000
 """Rows that are read at once."""
-MAX_NARROWED = 10_000
-"""Narrowed policies that are kept made."""
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-
-class Scopes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a key is good for."""
-
-    endpoints: tuple[str, ...] | None = None
-    """Such as "chat.completions"; None: all of them."""
-
-
-EVERYTHING = Scopes()
-
-
-class Restriction(msgspec.Struct, frozen=True, gc=False):
-    """What a key may not do that its tenant may. Keys with the same words share one."""
-
-    scopes: Scopes
-    networks: tuple[Network, ...]
-    """Where its requests may come from; empty: anywhere."""
-    narrowing: str
-    """The JSON of a ``Narrowing``; empty: none."""
 
 
 class Key(msgspec.Struct, frozen=True, gc=False):
@@ -128,9 +104,11 @@ class Directory:
         self._rooms = rooms
         self._clock = clock
         self._keys: dict[bytes, Key] = {}
+        self._budgeted: dict[str, tuple[Key, tuple[str, ...]]] = {}
+        """By id, the keys with a budget, each with its line (``rotations``)."""
         self._tenants: dict[str, Tenant] = {}
         self._policies: dict[str, Version] = {}
-        self._restrictions: dict[tuple[str | None, str | None, str | None], Restriction] = {}
+        self._restrictions = Restrictions()
         self._narrowed: dict[tuple[str, int, str], Policy] = {}
         self._noticed = asyncio.Event()
         self._refreshing = asyncio.Lock()
@@ -158,6 +136,16 @@ class Directory:
         """Of tenants and of the administration."""
         return self._keys.values()
 
+    def budgeted_keys(self) -> Iterable[tuple[Key, tuple[str, ...]]]:
+        """Those with a budget of their own, each with its own id and those of all that were rotated into it, the
+        first one last."""
+        return self._budgeted.values()
+
+    def purse_id_of(self, key: Key) -> str:
+        """That of its own budget; empty where it has none."""
+        found = self._budgeted.get(key.id)
+        return "" if found is None else found[1][-1]
+
     def tenant(self, tenant_id: str) -> Tenant:
         return self._tenants[tenant_id]
 
@@ -175,7 +163,7 @@ class Directory:
         known = (version.name, version.version, narrowing)
         policy = self._narrowed.get(known)
         if policy is None:
-            if len(self._narrowed) >= MAX_NARROWED:
+            if len(self._narrowed) >= MAX_KNOWN:
                 self._narrowed.clear()
             policy = narrowed(version.policy, msgspec.json.decode(narrowing, type=Narrowing))
             self._narrowed[known] = policy
@@ -348,39 +336,44 @@ class Directory:
             columns.scopes,
             columns.networks,
             columns.narrowing,
+            columns.rotated_from,
         ).where(columns.revision > self.revision)
         if not self.revision:
             query = query.where(columns.revoked_at.is_(None))
+        rotated: dict[bytes, Key] = {}
         rows = await connection.stream(query)
         async for chunk in rows.partitions(CHUNK):
-            for hash, id, tenant_id, role, name, expires_at, revoked_at, scopes, networks, narrowing in chunk:
+            for hash, id, tenant_id, role, name, expires_at, revoked_at, scopes, networks, narrowing, before in chunk:
                 if revoked_at is not None:
-                    self._keys.pop(hash, None)
+                    self._drop(hash, id)
                     continue
                 restriction = None
                 if scopes or networks or narrowing:
                     try:
-                        restriction = self._restriction(scopes, networks, narrowing)
+                        restriction = self._restrictions.of(scopes, networks, narrowing)
                     except ValueError as error:
                         log.error("key %s opens nothing, since its restrictions cannot be read: %s", id, error)
-                        self._keys.pop(hash, None)
+                        self._drop(hash, id)
                         continue
                 if tenant_id is not None:
                     tenant_id, name = self._tenants[tenant_id].id, ""  # the one string for all of them
-                self._keys[hash] = Key(id, tenant_id, role, name, expires_at, restriction)
-
-    def _restriction(self, scopes: str | None, networks: str | None, narrowing: str | None) -> Restriction:
-        """The one with these words. Raises ValueError when they are none."""
-        words = (scopes, networks, narrowing)
-        known = self._restrictions.get(words)
-        if known is None:
-            if len(self._restrictions) >= MAX_NARROWED:
-                self._restrictions.clear()
-            if narrowing:
-                msgspec.json.decode(narrowing, type=Narrowing)
-            known = self._restrictions[words] = Restriction(
-                msgspec.json.decode(scopes, type=Scopes) if scopes else EVERYTHING,
-                tuple(map(ipaddress.ip_network, msgspec.json.decode(networks or "[]", type=list[str]))),
-                narrowing or "",
+                key = Key(id, tenant_id, role, name, expires_at, restriction)
+                if restriction is not None and restriction.budget is not None:
+                    if before is not None:
+                        rotated[hash] = key
+                        continue
+                    self._budgeted[id] = key, (id,)
+                else:
+                    self._budgeted.pop(id, None)
+                self._keys[hash] = key
+        if rotated:
+            known = await rotations.predecessors(
+                connection, {key.tenant_id for key in rotated.values() if key.tenant_id}
             )
-        return known
+            self._budgeted.update((key.id, (key, tuple(rotations.line(key.id, known)))) for key in rotated.values())
+            self._keys.update(rotated)
+
+    def _drop(self, hash: bytes, id: str) -> None:
+        """This key opens nothing any more."""
+        self._keys.pop(hash, None)
+        self._budgeted.pop(id, None)

@@ -211,6 +211,11 @@ class BudgetSpent(RateLimited):
 
     type, code, should_retry = "insufficient_quota", "insufficient_quota", False
 
+    def __init__(self, message: str, *, headers: Mapping[str, str], ends_at: int) -> None:
+        """``ends_at``: Unix seconds, of the period."""
+        super().__init__(message, headers=headers)
+        self.ends_at = ends_at
+
 
 class QuotaExceeded(GatewayError):
     """The tenant's files would have more bytes than the settings allow."""

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from policies import pricing
-from policies.policy import Budget, Limits, Policy
+from policies.policy import Budget, Limits, Narrowed, Policy
 from policies.rate import DAY_MS, LEASE_MS, MINUTE_MS, NUM_SLOTS, Gauge, Leases, Purse, Window
 
 Kind = Literal["requests", "tokens", "concurrent", "money"]
@@ -128,6 +128,8 @@ def divided(rule: Rule, num_gateways: int, spent_micros: int, held_micros: int =
     they last could, less what its own requests hold of that; of everything else at least 1, which is held against what
     it let in itself, then and since."""
     if rule.kind == "money":
+        if rule.ceiling == NO_CEILING:
+            return rule
         left = max(0, rule.ceiling - spent_micros)
         return msgspec.structs.replace(rule, ceiling=max(0, left // num_gateways - held_micros))
     return msgspec.structs.replace(rule, ceiling=max(1, rule.ceiling // num_gateways))
@@ -176,7 +178,7 @@ def note(rules: Sequence[Rule], gauges: Sequence[Gauge], request_id: str, grant:
             gauge.add(grant.tokens if rule.kind == "tokens" else 1, now_ms)
         elif isinstance(gauge, Leases):
             gauge.hold(request_id, 1, now_ms)
-        else:
+        elif rule.ceiling != NO_CEILING:
             gauge.leases.hold(request_id, grant.micros, now_ms)
 
 
@@ -188,18 +190,18 @@ def settle(
     overused: int,
     cost_micros: int,
     now_ms: int,
-) -> int:
+) -> list[int]:
     """The request is over: it gives back ``unused`` tokens, (instant at which they were granted, amount), is charged
     for those it used beyond its grants, and holds nothing more.
 
-    Returns the money spent in the period by now, 0 without a budget.
+    Returns, for each budget among the rules, the money spent in the period by now.
     """
-    spent = 0
+    spent = []
     for rule, gauge in zip(rules, gauges, strict=True):
         if isinstance(gauge, Leases):
             gauge.release(request_id, now_ms)
         elif isinstance(gauge, Purse):
-            spent = gauge.settle(request_id, cost_micros, now_ms)
+            spent.append(gauge.settle(request_id, cost_micros, now_ms))
         elif rule.kind == "tokens":
             gauge.add(overused, now_ms)
             for at_ms, amount in unused:
@@ -271,12 +273,43 @@ def period_of(kind: Literal["day", "week", "month"], unix_s: float) -> Period:
     return Period(int(start.timestamp()), int(end.timestamp()))
 
 
-def budget_rule(budget: Budget, tenant_id: str, period: Period) -> Rule:
+class Running(msgspec.Struct, frozen=True, gc=False):
+    """A budget in the period that runs."""
+
+    tenant_id: str
+    key_id: str
+    """Whose own it is; empty: the tenant's."""
+    purse_id: str
+    """Under which it is counted: the id of the first of the keys that were rotated into this one, or the tenant's."""
+    budget: Budget
+    period: Period
+    rule: Rule
+
+    @classmethod
+    def of(cls, budget: Budget, period: Period, tenant_id: str, key_id: str = "", purse_id: str = "") -> Running:
+        """The one with its rule."""
+        rule = budget_rule(budget, tenant_id, period, purse_id)
+        return cls(tenant_id, key_id, purse_id or tenant_id, budget, period, rule)
+
+
+def running(policy: Policy, tenant_id: str, key_id: str, purse_id: str, unix_s: float) -> tuple[Running, ...]:
+    """The budgets that requests of this key are held against, its own last; without a key the tenant's alone."""
+    found: list[Running] = []
+    if (budget := policy.budget) is not None:
+        found.append(Running.of(budget, period_of(budget.period, unix_s), tenant_id))
+    if isinstance(policy, Narrowed) and (budget := policy.key_budget) is not None:
+        found.append(Running.of(budget, period_of(budget.period, unix_s), tenant_id, key_id, purse_id))
+    return tuple(found)
+
+
+def budget_rule(budget: Budget, tenant_id: str, period: Period, purse_id: str = "") -> Rule:
     """A soft budget is counted like a hard one and refuses nothing. The gauge's name has the period's length and
-    beginning, so a new period begins with nothing spent."""
-    name = f"{{{tenant_id}}}budget:{budget.period}:{period.starts_at}"
+    beginning, so a new period begins with nothing spent. ``purse_id``: of a key's own; empty: it is the tenant's."""
+    name = f"budget:{budget.period}:{period.starts_at}"
+    name = f"{{{tenant_id}}}key:{purse_id}:{name}" if purse_id else f"{{{tenant_id}}}{name}"
     ceiling = pricing.budget_micros(budget.amount) if budget.hard else NO_CEILING
-    return Rule(name, "money", ceiling, 1000 * (period.ends_at - period.starts_at) + DAY_MS, limit="budget")
+    keep_ms = 1000 * (period.ends_at - period.starts_at) + DAY_MS
+    return Rule(name, "money", ceiling, keep_ms, scope="key" if purse_id else "tenant", limit="budget")
 
 
 class Alert(msgspec.Struct, frozen=True):
@@ -284,6 +317,8 @@ class Alert(msgspec.Struct, frozen=True):
 
     id: str
     tenant_id: str
+    key_id: str | None
+    """Whose own budget it is; None: the tenant's."""
     period: Literal["day", "week", "month"]
     period_starts_at: int
     """Unix seconds."""
@@ -293,19 +328,19 @@ class Alert(msgspec.Struct, frozen=True):
     hard: bool
 
 
-def alerts(
-    budget: Budget, tenant_id: str, period: Period, before_micros: int, spent_micros: int, refuses: bool = False
-) -> list[Alert]:
+def alerts(of: Running, before_micros: int, spent_micros: int, refuses: bool = False) -> list[Alert]:
     """Those for the shares that lie between the two sums. ``refuses``: what is left has been too little for a request;
     a hard budget is spent by then, as it seldom is to its last micro-unit."""
+    budget, starts_at = of.budget, of.period.starts_at
     amount = pricing.budget_micros(budget.amount)
     reached = max(spent_micros, amount) if refuses else spent_micros
     crossed = [share for share in sorted(set(budget.alerts_at)) if before_micros < share * amount <= reached]
     told = []
     for share in crossed:
-        facts = f"{tenant_id} {budget.period} {period.starts_at} {amount} {share!r}"
+        facts = f"{of.purse_id} {budget.period} {starts_at} {amount} {share!r}"
         alert_id = "evt_" + hashlib.sha256(facts.encode()).hexdigest()[:32]
+        key_id = of.key_id or None
         told.append(
-            Alert(alert_id, tenant_id, budget.period, period.starts_at, share, amount, spent_micros, hard=budget.hard)
+            Alert(alert_id, of.tenant_id, key_id, budget.period, starts_at, share, amount, spent_micros, budget.hard)
         )
     return told

@@ -59,6 +59,7 @@ def of_narrowing(narrowing: Narrowing, policy: Policy) -> list[Fault]:
         (path, "is more than the tenant's policy gives, and a key can only take away")
         for path in widened(policy, narrowing)
     ]
+    faults += pricing.check_budget(narrowing.budget).items()
     faults += _of_names("models", narrowing.models or ())
     if len(narrowing.sla_classes or ()) > MAX_NAMES:
         faults.append(("sla_classes", f"names more than {MAX_NAMES}"))

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from policies.policy import Policy, Price
+from policies.policy import Budget, Policy, Price
 from policies.terms import Usage
 
 MICRO = 1_000_000
@@ -187,9 +187,14 @@ def check(policy: Policy) -> dict[str, str]:
             wrong[name] = (
                 f"must be 0 or more and less than 1, with at most {NUM_DISCOUNT_DIGITS} digits after the point"
             )
-    if policy.budget is not None and not _is_sane(policy.budget.amount, MAX_BUDGET):
-        wrong["budget.amount"] = _sane(MAX_BUDGET)
-    return wrong
+    return wrong | check_budget(policy.budget)
+
+
+def check_budget(budget: Budget | None) -> dict[str, str]:
+    """As ``check``."""
+    if budget is None or _is_sane(budget.amount, MAX_BUDGET):
+        return {}
+    return {"budget.amount": _sane(MAX_BUDGET)}
 
 
 def check_price(price: Price) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from gateway import rotations
 from gateway.admin import keys, policies, tenants
 from gateway.admin.endpoint import OPERATORS, READERS, Ask, Endpoint, Nothing
 from gateway.limits import Reading
@@ -31,7 +32,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """The budget of the running period, in millionths of ``currency``."""
+    """A budget of the running period, in millionths of ``currency``."""
 
     period: str
     hard: bool
@@ -52,12 +53,15 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
     policy_version: int
     ceilings: list[Standing]
     budget: BudgetStanding | None
+    """The tenant's."""
 
 
 class KeyLimits(TenantLimits, frozen=True, kw_only=True):
     """Everything that a request of this key is held against."""
 
     key_id: str
+    key_budget: BudgetStanding | None
+    """The key's own, by its narrowing."""
 
 
 class LimitsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -70,9 +74,13 @@ async def of_tenant(ask: Ask[LimitsQuery, Nothing]) -> TenantLimits:
     async with ask.reading() as connection:
         tenant = await tenants.found(connection, ask.named("tenant_id"))
         version = await policies.found(connection, tenant.policy)
-    ceilings, budget = await _read(ask, version.document, tenant.id, "")
+    ceilings, budgets = await _read(ask, version.document, tenant.id)
     return TenantLimits(
-        tenant_id=tenant.id, policy=version.name, policy_version=version.version, ceilings=ceilings, budget=budget
+        tenant_id=tenant.id,
+        policy=version.name,
+        policy_version=version.version,
+        ceilings=ceilings,
+        budget=budgets.get("tenant"),
     )
 
 
@@ -82,28 +90,32 @@ async def of_key(ask: Ask[LimitsQuery, Nothing]) -> KeyLimits:
         key = await keys.found(connection, ask.named("key_id"))
         tenant = await tenants.found(connection, key.tenant_id)
         version = await policies.found(connection, tenant.policy)
+        purse_id = ""
+        if key.narrowing is not None and key.narrowing.budget is not None:
+            purse_id = rotations.first(key.id, await rotations.predecessors(connection, [tenant.id]))
     policy = version.document if key.narrowing is None else narrowed(version.document, key.narrowing)
-    ceilings, budget = await _read(ask, policy, tenant.id, key.id)
+    ceilings, budgets = await _read(ask, policy, tenant.id, key.id, purse_id)
     return KeyLimits(
         key_id=key.id,
         tenant_id=tenant.id,
         policy=version.name,
         policy_version=version.version,
         ceilings=ceilings,
-        budget=budget,
+        budget=budgets.get("tenant"),
+        key_budget=budgets.get("key"),
     )
 
 
 async def _read(
-    ask: Ask[LimitsQuery, Nothing], policy: Policy, tenant_id: str, key_id: str
-) -> tuple[list[Standing], BudgetStanding | None]:
-    readings = await ask.gw.limits.peek(policy, tenant_id, key_id, _models(ask, policy))
-    ceilings, told = [], None
+    ask: Ask[LimitsQuery, Nothing], policy: Policy, tenant_id: str, key_id: str = "", purse_id: str = ""
+) -> tuple[list[Standing], dict[Scope, BudgetStanding]]:
+    readings = await ask.gw.limits.peek(policy, tenant_id, key_id, _models(ask, policy), purse_id)
+    ceilings, budgets = [], {}
     for reading in readings:
-        if reading.limit != "budget":
+        if (budget := reading.budget) is None:
             ceilings.append(_standing(reading))
-        elif (budget := policy.budget) is not None:
-            told = BudgetStanding(
+        else:
+            budgets[reading.scope] = BudgetStanding(
                 period=budget.period,
                 hard=budget.hard,
                 currency=ask.gw.settings.billing.currency,
@@ -112,7 +124,7 @@ async def _read(
                 remaining_micros=max(0, reading.ceiling - reading.used),
                 reset_ms=reading.reset_ms,
             )
-    return ceilings, told
+    return ceilings, budgets
 
 
 def _standing(reading: Reading) -> Standing:

@@ -82,7 +82,7 @@ class Pace:
         if not limits.plans.find(caller, model, caller.policy.sla_class).rules:
             return 0.0
         for reading in await limits.peek(caller.policy, caller.tenant_id, caller.key_id, [model]):
-            if reading.limit == "budget":
+            if reading.budget is not None:
                 continue
             num_asked = 0 if reading.limit.startswith("tokens") else course.num_coming
             if reading.used + num_asked >= lines.lines_share(reading.ceiling):

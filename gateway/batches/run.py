@@ -331,19 +331,17 @@ class Run:
             asked = await ask(self._gw, self._endpoints, self.batch.endpoint, bytes(line.body), caller, keeper)
             if keeper.is_kept:
                 return
-            if asked.failure is not None and (wait_s := self._wait_s(number, asked.failure, caller)) is not None:
+            if asked.failure is not None and (wait_s := self._wait_s(number, asked.failure)) is not None:
                 self._not_before = max(self._not_before, self._gw.clock.now() + min(wait_s, LONGEST_WAIT_S))
                 self._read.appendleft((number, line))
             else:
                 await keeper.note(asked)
 
-    def _wait_s(self, number: int, failure: errors.GatewayError, caller: Caller) -> float | None:
+    def _wait_s(self, number: int, failure: errors.GatewayError) -> float | None:
         """How long until the line is worth another try; None: this is what it is answered."""
         match failure:
             case errors.BudgetSpent():
-                plan = self._gw.limits.plans.find(caller, self._index.model_of(number), caller.policy.sla_class)
-                period = plan.period
-                return LONGEST_WAIT_S if period is not None and period.ends_at < self.batch.expires_at else None
+                return LONGEST_WAIT_S if failure.ends_at < self.batch.expires_at else None
             case errors.RateLimited() if failure.should_retry is not False:
                 return failure.retry_after_s or BEAT_S
             case errors.QueueTimeout() | errors.ServiceUnavailable():

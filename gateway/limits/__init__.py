@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from functools import partial
 
 import msgspec
@@ -25,12 +25,13 @@ from gateway.limits import headers
 from gateway.limits.memory import Meters
 from gateway.limits.metered import metered
 from gateway.limits.plans import Plan, Plans
+from gateway.limits.readings import Reading, readings_of
 from gateway.limits.shared import SharedMeters
 from gateway.limits.ticket import ELSEWHERE, Ticket
 from gateway.prices import Prices
 from gateway.redis import Redis, RedisAway
-from policies import admission, pricing, settings
-from policies.admission import NO_CEILING, Alert, Ask, Grant, Period, Refusal, Rule, Scope
+from policies import admission, settings
+from policies.admission import NO_CEILING, Alert, Ask, Grant, Refusal, Rule, Running
 from policies.answers import Outcome
 from policies.policy import Policy
 from policies.rate import LEASE_MS
@@ -41,21 +42,6 @@ log = logging.getLogger(__name__)
 
 RENEW_S = LEASE_MS / 1e3 / 4
 """Leases are renewed so often that one or two failures lose none."""
-
-
-class Reading(msgspec.Struct, frozen=True):
-    """One ceiling and its gauge, for whoever administers."""
-
-    limit: str
-    """The policy's word for it, or "budget"."""
-    scope: Scope
-    model: str
-    """Empty unless it is a ceiling on one."""
-    ceiling: int
-    """Of a soft budget too, although it refuses nothing."""
-    used: int
-    reset_ms: int
-    """Until a window is empty if nothing more comes, or the budget's next period begins; 0 for open requests."""
 
 
 class Limits:
@@ -87,15 +73,17 @@ class Limits:
         self._clock = clock
         self._num_gateways = num_gateways
         self._alert = alert
-        self._known_spent: dict[str, tuple[str, int]] = {}
-        """By tenant: the name of its shared budget's rule, which has the period, and micro-units as last heard of."""
-        self.periods: Mapping[str, str] = {}
-        """By tenant: how long the periods of its budget are, as ``Budgets`` last saw it."""
+        self._known_spent: dict[tuple[str, str], tuple[str, int]] = {}
+        """Of shared budgets, by purse and length of the period: the rule's name, which says when that began, and
+        micro-units as last heard of."""
+        self.periods: Mapping[str, Set[tuple[str, str]]] = {}
+        """By tenant, and by key: purses of budgets that count its requests, and how long their periods are, as
+        ``Budgets`` last saw them."""
         self.late: set[str] = set()
-        """Tenants whose budget's gauge may lack, of what the ledger has, a request that was let in before there was
-        such a budget."""
+        """Purses whose gauge may lack, of what the ledger has, a request that was let in before there was such a
+        budget."""
         self.refused: set[str] = set()
-        """Tenants whose budget has refused a request as spent since ``Budgets`` last looked."""
+        """Names of the rules of budgets that have refused a request as spent since ``Budgets`` last looked."""
 
     def admit(
         self,
@@ -121,40 +109,38 @@ class Limits:
         plan = self.plans.find(caller, model, sla_class)
         chunk = self._estimate * num_sequences
         return Ticket(
-            self, plan, caller.tenant_id, request_id, num_prompt_tokens, max_completion_tokens, chunk, outcome
+            self,
+            plan,
+            caller.tenant_id,
+            caller.key_id,
+            request_id,
+            num_prompt_tokens,
+            max_completion_tokens,
+            chunk,
+            outcome,
         )
 
-    async def peek(self, policy: Policy, tenant_id: str, key_id: str = "", models: Sequence[str] = ()) -> list[Reading]:
+    async def peek(
+        self, policy: Policy, tenant_id: str, key_id: str = "", models: Sequence[str] = (), purse_id: str = ""
+    ) -> list[Reading]:
         """How the tenant's ceilings stand: its own and its budget, the key's if one is named, those on each of
-        ``models``. Raises LimitsUnavailable."""
-        named, period = self.plans.spelled(policy, tenant_id, key_id, models)
+        ``models``. ``purse_id``: as a ``Caller`` has it. Raises LimitsUnavailable."""
+        named, budgets = self.plans.spelled(policy, tenant_id, key_id, purse_id, models)
         try:
             told = await self.readings([rule for rule, _ in named])
         except RedisAway:
             raise self._unavailable() from None
-        return self._told(policy, named, period, told)
+        return readings_of(named, budgets, told, self._wall())
 
     def known(self, policy: Policy, tenant_id: str) -> list[Reading]:
         """The tenant's own ceilings and its budget, as far as they are in this gateway's memory: all that a gateway
         has that counts alone, and of what lies in Redis the budget, as last heard of."""
-        named, period = self.plans.spelled(policy, tenant_id, "", ())
+        named, budgets = self.plans.spelled(policy, tenant_id, "", "", ())
         if self.shared is None:
-            return self._told(policy, named, period, self.local.readings([rule for rule, _ in named]))
-        name, spent_micros = self._known_spent.get(tenant_id, ("", 0))
-        return self._told(policy, [each for each in named if each[0].name == name], period, [spent_micros, 0])
-
-    def _told(
-        self, policy: Policy, named: Sequence[tuple[Rule, str]], period: Period | None, told: Sequence[int]
-    ) -> list[Reading]:
-        """``named`` and ``period`` as ``Plans.spelled`` has them, ``told`` as ``admission.readings``."""
-        readings = []
-        for index, (rule, model) in enumerate(named):
-            ceiling, used, reset_ms = rule.ceiling, told[2 * index], told[2 * index + 1]
-            if policy.budget is not None and period is not None and rule.kind == "money":
-                ceiling = pricing.budget_micros(policy.budget.amount)
-                reset_ms = max(0, int(1e3 * (period.ends_at - self._wall())))
-            readings.append(Reading(rule.limit, rule.scope, model, ceiling, used, reset_ms))
-        return readings
+            return readings_of(named, budgets, self.local.readings([rule for rule, _ in named]), self._wall())
+        heard = [each for each in budgets if self._has_heard_of(each)]
+        told = [number for each in heard for number in (self._known(each), 0)]
+        return readings_of([(each.rule, "") for each in heard], heard, told, self._wall())
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -166,14 +152,14 @@ class Limits:
             if self.shared is not None:
                 await self.shared.close()
 
-    async def restore(self, tenant_id: str, rule: Rule, spent_micros: int) -> None:
+    async def restore(self, of: Running, spent_micros: int) -> None:
         """At least so much of this budget is spent, as the ledger knows. Raises RedisAway."""
         if self.shared is None:
-            self.local.restore(rule, spent_micros)
+            self.local.restore(of.rule, spent_micros)
             return
-        self._hear(tenant_id, rule, spent_micros)
-        await self.shared.restore(rule, spent_micros)
-        self.local.forget(rule)  # what this gateway spent by itself is in the ledger
+        self._hear(of, spent_micros)
+        await self.shared.restore(of.rule, spent_micros)
+        self.local.forget(of.rule)  # what this gateway spent by itself is in the ledger
 
     # For tickets
 
@@ -197,7 +183,7 @@ class Limits:
             ask = msgspec.structs.replace(ask, least_tokens=min(ask.least_tokens, most))
             return self._take_here(plan, rules, ask), rules, self.local, None
         if isinstance(outcome, Grant):
-            return self._noted(plan, rules, ask, outcome), rules, self.shared, readings
+            return self._noted(rules, ask, outcome), rules, self.shared, readings
         raise self._refused(plan, rules, ask, outcome, readings)
 
     async def grow(self, plan: Plan, ask: Ask, meters: Meters | SharedMeters) -> Grant | None:
@@ -209,7 +195,7 @@ class Limits:
                     plan, plan.growing, [rule for rule in plan.growing if rule.kind == "tokens"], ask
                 )
                 if isinstance(outcome, Grant):
-                    outcome = self._noted(plan, plan.growing, ask, outcome)
+                    outcome = self._noted(plan.growing, ask, outcome)
             except RedisAway:
                 outcome = self.local.take(self._divided(plan, plan.growing), ask)
                 if isinstance(outcome, Grant):
@@ -230,36 +216,40 @@ class Limits:
         cost_micros: int,
     ) -> None:
         """Gives back, of each grant so many tokens, and charges. Never waits."""
+        budgets, known = plan.budgets, self._all_known(plan)
         there = [(grant.at_ms, tokens) for grant, tokens in unused]
 
-        def told(spent: int) -> None:
-            if plan.period is not None:
-                self._hear(plan.tenant_id, rules[-1], spent)
-                self._spent(plan, spent, cost_micros)
+        def told(spent: list[int]) -> None:
+            for each, micros in zip(budgets, spent, strict=True):
+                self._hear(each, micros)
+                self._spent(each, micros, cost_micros)
                 if meters is self.local:
-                    self.local.forget(rules[-1])  # as ``restore`` does
+                    self.local.forget(each.rule)  # as ``restore`` does
 
         def lost() -> None:
-            if plan.period is not None:
-                self._known_spent[plan.tenant_id] = (rules[-1].name, self._known(plan) + cost_micros)
+            for each in budgets:
+                self._known_spent[each.purse_id, each.budget.period] = each.rule.name, self._known(each) + cost_micros
 
         if isinstance(meters, SharedMeters):
-            meters.settle_soon(rules, request_id, there, overused, cost_micros, told, lost, self._known(plan))
+            meters.settle_soon(rules, request_id, there, overused, cost_micros, told, lost, known)
             here = [(grant.noted_at_ms, tokens) for grant, tokens in unused]
-            self.local.settle(_noted_by(plan, rules), request_id, here, overused, 0)
+            self.local.settle(_without_money(rules), request_id, here, overused, 0)
             return
         spent = meters.settle(rules, request_id, there, overused, cost_micros)
-        if plan.period is not None:
-            self._spent(plan, spent + self._known(plan), cost_micros)
-            if self.shared is not None and cost_micros:
-                # Redis may be back, and know already all that the ledger had until then.
-                self.shared.settle_soon(rules[-1:], request_id, [], 0, cost_micros, told, lost, self._known(plan))
+        for each, micros, others_micros in zip(budgets, spent, known, strict=True):
+            self._spent(each, micros + others_micros, cost_micros)
+        if budgets and self.shared is not None and cost_micros:
+            # Redis may be back, and know already all that the ledger had until then.
+            money = [rule for rule in rules if rule.kind == "money"]
+            self.shared.settle_soon(money, request_id, [], 0, cost_micros, told, lost, known)
 
-    def has_cost(self, plan: Plan, tenant_id: str) -> None:
-        """A request has, and its row is written; by now the tenant may have a budget that it was not let in by."""
-        period, budget = self.periods.get(tenant_id), plan.policy.budget
-        if period is not None and (budget is None or budget.period != period):
-            self.late.add(tenant_id)
+    def has_cost(self, plan: Plan, tenant_id: str, key_id: str) -> None:
+        """A request has, and its row is written; by now its tenant, its key, or one that this was rotated into, may
+        have a budget that it was not let in by."""
+        for owner in (tenant_id, key_id):
+            if (counting := self.periods.get(owner)) is not None:
+                known = {(each.purse_id, each.budget.period) for each in plan.budgets}
+                self.late.update(purse_id for purse_id, _ in counting - known)
 
     async def readings(self, rules: Sequence[Rule]) -> list[int]:
         """As ``admission.readings``. Raises RedisAway."""
@@ -272,7 +262,7 @@ class Limits:
     ) -> tuple[Grant | Refusal, list[int]]:
         """Raises RedisAway. What is granted after its request has gone away is given back under the rules ``undo``."""
         assert self.shared is not None
-        taking = asyncio.get_running_loop().create_task(self.shared.take(rules, ask, known_micros=self._known(plan)))
+        taking = asyncio.get_running_loop().create_task(self.shared.take(rules, ask, known=self._all_known(plan)))
         try:
             return await asyncio.shield(taking)
         except RedisAway:
@@ -282,10 +272,10 @@ class Limits:
             taking.add_done_callback(partial(self._give_back, undo, ask))
             raise
 
-    def _noted(self, plan: Plan, rules: Sequence[Rule], ask: Ask, grant: Grant) -> Grant:
+    def _noted(self, rules: Sequence[Rule], ask: Ask, grant: Grant) -> Grant:
         """What Redis grants to this gateway counts in its part of the limits as well, should Redis go away; of money it
         is heard what all have spent."""
-        return self.local.note(_noted_by(plan, rules), ask.request_id, grant)
+        return self.local.note(_without_money(rules), ask.request_id, grant)
 
     def _give_back(
         self, rules: Sequence[Rule], ask: Ask, taking: asyncio.Task[tuple[Grant | Refusal, list[int]]]
@@ -309,22 +299,27 @@ class Limits:
     def _refused(
         self, plan: Plan, rules: Sequence[Rule], ask: Ask, refusal: Refusal, readings: Sequence[int]
     ) -> GatewayError:
-        if rules[refusal.rule].kind == "money" and not refusal.wait_ms:
+        budget = plan.budgets[refusal.rule - len(rules)] if rules[refusal.rule].kind == "money" else None
+        if budget is not None and not refusal.wait_ms:
             # A part of the money, as without Redis, may be spent while the whole is not.
-            if rules is plan.rules or self._known(plan) + ask.least_micros > plan.rules[-1].ceiling:
-                self.refused.add(plan.tenant_id)
+            if rules is plan.rules or self._known(budget) + ask.least_micros > budget.rule.ceiling:
+                self.refused.add(budget.rule.name)
             else:
                 refusal = msgspec.structs.replace(refusal, wait_ms=admission.BUSY_RETRY_MS)
-        return headers.refused(rules, ask, refusal, readings)
+        return headers.refused(rules, ask, refusal, readings, budget)
 
     def _divided(self, plan: Plan, rules: Sequence[Rule]) -> tuple[Rule, ...]:
         """Without Redis, by the policy's choice. Raises LimitsUnavailable."""
         if plan.policy.without_redis == "refuse":
             raise self._unavailable()
-        num_gateways, known, held = max(1, self._num_gateways()), self._known(plan), 0
-        if plan.is_hard:
-            held = sum(ticket.held_together(rules[-1]) for ticket in self.open_tickets.values())
-        return tuple(admission.divided(rule, num_gateways, known, held) for rule in rules)
+        num_gateways = max(1, self._num_gateways())
+        parts = [admission.divided(rule, num_gateways, 0) for rule in rules if rule.kind != "money"]
+        for each in plan.budgets:
+            held = 0
+            if each.budget.hard:
+                held = sum(ticket.held_together(each.rule) for ticket in self.open_tickets.values())
+            parts.append(admission.divided(each.rule, num_gateways, self._known(each), held))
+        return tuple(parts)
 
     def _unavailable(self) -> LimitsUnavailable:
         return LimitsUnavailable(
@@ -332,22 +327,27 @@ class Limits:
             retry_after_s=self._retry_s,
         )
 
-    def _hear(self, tenant_id: str, rule: Rule, spent_micros: int) -> None:
+    def _hear(self, of: Running, spent_micros: int) -> None:
         """So much is spent of this budget, unless it is known to be more: Redis may have lost some of it."""
-        name, known_micros = self._known_spent.get(tenant_id, ("", 0))
-        if name != rule.name or known_micros < spent_micros:
-            self._known_spent[tenant_id] = (rule.name, spent_micros)
+        if not self._has_heard_of(of) or self._known(of) < spent_micros:
+            self._known_spent[of.purse_id, of.budget.period] = of.rule.name, spent_micros
 
-    def _known(self, plan: Plan) -> int:
+    def _has_heard_of(self, budget: Running) -> bool:
+        return self._known_spent.get((budget.purse_id, budget.budget.period), ("", 0))[0] == budget.rule.name
+
+    def _known(self, of: Running) -> int:
         """Spent of the budget by all gateways together, as last heard of."""
-        name, spent_micros = self._known_spent.get(plan.tenant_id, ("", 0))
-        return spent_micros if plan.period is not None and name == plan.rules[-1].name else 0
+        name, spent_micros = self._known_spent.get((of.purse_id, of.budget.period), ("", 0))
+        return spent_micros if name == of.rule.name else 0
 
-    def _spent(self, plan: Plan, spent_micros: int, cost_micros: int) -> None:
+    def _all_known(self, plan: Plan) -> list[int]:
+        """The same of each budget of the plan."""
+        return [self._known(each) for each in plan.budgets]
+
+    def _spent(self, of: Running, spent_micros: int, cost_micros: int) -> None:
         """Each settlement moves the sum by its own cost, so of all gateways exactly one crosses a share."""
-        budget, period = plan.policy.budget, plan.period
-        if cost_micros and budget is not None and period is not None:
-            for alert in admission.alerts(budget, plan.tenant_id, period, spent_micros - cost_micros, spent_micros):
+        if cost_micros:
+            for alert in admission.alerts(of, spent_micros - cost_micros, spent_micros):
                 self._alert(alert)
 
     async def _renew_forever(self) -> None:
@@ -374,6 +374,5 @@ class Limits:
                 raise outcome
 
 
-def _noted_by(plan: Plan, rules: Sequence[Rule]) -> Sequence[Rule]:
-    """All of them but the budget."""
-    return rules if plan.period is None else rules[:-1]
+def _without_money(rules: Sequence[Rule]) -> list[Rule]:
+    return [rule for rule in rules if rule.kind != "money"]

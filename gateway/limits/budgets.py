@@ -1,7 +1,7 @@
-"""What is spent already: the ledger knows, and tells the gauges at start, when a tenant gets a budget, when what was
-under way at that time has ended, when rows have come late, and when Redis has been away, which may have lost some of it
-and has missed what gateways spent meanwhile by themselves. Whatever shares of a budget the ledger knows to be spent,
-and the webhook has not taken, are told then as well.
+"""What is spent already: the ledger knows, and tells the gauges at start, when a tenant or a key gets a budget, when
+what was under way at that time has ended, when rows have come late, and when Redis has been away, which may have lost
+some of it and has missed what gateways spent meanwhile by themselves. Whatever shares of a budget the ledger knows to
+be spent, and the webhook has not taken, are told then as well.
 
 None of this is on the way of a request. Until it is done the gauges have what they have.
 """
@@ -13,12 +13,12 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from gateway import store
+from gateway import rotations, store
 from gateway.background import alongside
 from gateway.clock import Clock
 from gateway.directory import Directory
@@ -27,25 +27,18 @@ from gateway.posted import Posted
 from gateway.redis import RedisAway
 from gateway.store import Store
 from policies import admission
-from policies.admission import Alert, Period, Rule
+from policies.admission import Alert, Running
 from policies.policy import Budget
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 LOOK_S = 1.0
 AT_ONCE = 500
-"""Gauges told at once, and tenants named in one query."""
+"""Gauges told at once, tenants named in one query, and keys looked at without a pause."""
 ID_MARGIN_S = 3600
 """How much older than its row a request's id may be."""
-
-
-class Running(NamedTuple):
-    """One tenant's budget in the period that runs."""
-
-    tenant_id: str
-    rule: Rule
-    budget: Budget
-    period: Period
 
 
 class Budgets:
@@ -96,36 +89,31 @@ class Budgets:
             if shared is not None:
                 shared.may_lack.clear()  # whatever goes wrong with Redis from now on sets it again
         revision = self._directory.revision
-        running = self._running()
+        running, counting = await self._running()
         if late := self._limits.late:
             self._limits.late = set()
-            self._restored -= {(each.rule.name, each.budget) for each in running if each.tenant_id in late}
+            self._restored -= {(each.rule.name, each.budget) for each in running if each.purse_id in late}
             self._seen_revision = -1
         news = [each for each in running if (each.rule.name, each.budget) not in self._restored]
-        for period in {budget.period for budget in news}:
-            of_period = [budget for budget in news if budget.period == period]
+        for period in {each.period for each in news}:
+            of_period = [each for each in news if each.period == period]
+            spent = await self._spent_since(period.starts_at, of_period)
             for portion in _portions(of_period):
-                spent = await self._spent_since(period.starts_at, [budget.tenant_id for budget in portion])
-                await asyncio.gather(
-                    *(
-                        self._limits.restore(budget.tenant_id, budget.rule, spent.get(budget.tenant_id, 0))
-                        for budget in portion
-                    )
-                )
+                await asyncio.gather(*(self._limits.restore(each, spent.get(each.purse_id, 0)) for each in portion))
                 await self._tell(portion, spent)
         if shared is not None:
             await shared.all_told()
         self._restored = {(each.rule.name, each.budget) for each in running}
-        self._limits.periods = {each.tenant_id: each.budget.period for each in running}
+        self._limits.periods = counting
         self._seen_revision = revision
 
     async def tell_refused(self) -> None:
         """That a hard budget is spent: once it refuses what is asked. Raises what the database raises."""
-        refused, running = {*self._limits.refused}, self._running()
+        refused, (running, _) = {*self._limits.refused}, await self._running()
         self._ended &= {(each.rule.name, each.budget) for each in running}
         for each in running:
-            if each.tenant_id in refused and (each.rule.name, each.budget) not in self._ended:
-                spent = await self._spent_since(each.period.starts_at, [each.tenant_id])
+            if each.rule.name in refused and (each.rule.name, each.budget) not in self._ended:
+                spent = await self._spent_since(each.period.starts_at, [each])
                 await self._tell([each], spent, refuses=True)
                 self._ended.add((each.rule.name, each.budget))
         self._limits.refused -= refused
@@ -136,41 +124,57 @@ class Budgets:
         shared = self._limits.shared
         return self._came_late.is_set() or (shared is not None and shared.may_lack.is_set())
 
-    def _running(self) -> list[Running]:
+    async def _running(self) -> tuple[list[Running], dict[str, set[tuple[str, str]]]]:
+        """And, as ``Limits.periods``, whose requests they count."""
         now, periods, running = self._wall(), {}, []
+        counting: dict[str, set[tuple[str, str]]] = {}
+
+        def add(tenant_id: str, budget: Budget, line: Sequence[str] = ()) -> None:
+            if budget.period not in periods:
+                periods[budget.period] = admission.period_of(budget.period, now)
+            period = periods[budget.period]
+            running.append(Running.of(budget, period, tenant_id, *((line[0], line[-1]) if line else ())))
+            for owner in line or (tenant_id,):
+                counting.setdefault(owner, set()).add((running[-1].purse_id, budget.period))
+
         for tenant in self._directory.tenants():
             version = self._directory.policy(tenant.policy_name)
             if version is not None and (budget := version.policy.budget) is not None:
-                if budget.period not in periods:
-                    periods[budget.period] = admission.period_of(budget.period, now)
-                period = periods[budget.period]
-                running.append(Running(tenant.id, admission.budget_rule(budget, tenant.id, period), budget, period))
-        return running
+                add(tenant.id, budget)
+        for number, (key, line) in enumerate([*self._directory.budgeted_keys()]):
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if key.tenant_id is not None and key.restriction is not None and key.restriction.budget is not None:
+                add(key.tenant_id, key.restriction.budget, line)
+        return running, counting
 
     async def _tell(self, budgets: Sequence[Running], spent: Mapping[str, int], refuses: bool = False) -> None:
         """Shares that are spent and that nobody was told of: a gateway stopped before it could, the budget is new or
-        less than it was, or it ``refuses``. Raises what the database raises."""
+        less than it was, or it ``refuses``. ``spent``: as ``_spent_since`` has it. Raises what the database raises."""
         alerts = [
-            alert
-            for each in budgets
-            for alert in admission.alerts(
-                each.budget, each.tenant_id, each.period, 0, spent.get(each.tenant_id, 0), refuses
-            )
+            alert for each in budgets for alert in admission.alerts(each, 0, spent.get(each.purse_id, 0), refuses)
         ]
         posted = await self._posted.among([alert.id for alert in alerts])
         for alert in alerts:
             if alert.id not in posted:
                 self._alert(alert)
 
-    async def _spent_since(self, unix_s: int, tenant_ids: list[str]) -> dict[str, int]:
-        rows = store.ledger.c
-        query = (
-            sa.select(rows.tenant_id, sa.func.sum(rows.cost_micros))
-            .where(is_since(unix_s), rows.tenant_id.in_(tenant_ids))
-            .group_by(rows.tenant_id)
-        )
+    async def _spent_since(self, unix_s: int, budgets: Sequence[Running]) -> dict[str, int]:
+        """By purse. Raises what the database raises."""
+        tenant_ids = [each.tenant_id for each in budgets if not each.key_id]
+        owner_ids = sorted({each.tenant_id for each in budgets if each.key_id})
+        spent: dict[str, int] = {}
         async with self._rooms.engine.connect() as connection:
-            return {tenant_id: int(micros) for tenant_id, micros in await connection.execute(query)}
+            for ids in _portions(tenant_ids):
+                query = _costs(store.ledger.c.tenant_id, unix_s, ids)
+                spent.update((tenant_id, int(micros)) for tenant_id, micros in await connection.execute(query))
+            for ids in _portions(owner_ids):
+                known = await rotations.predecessors(connection, ids)
+                rows = await connection.stream(_costs(store.ledger.c.key_id, unix_s, ids))
+                async for key_id, micros in rows:
+                    purse_id = rotations.first(key_id, known)
+                    spent[purse_id] = spent.get(purse_id, 0) + int(micros)
+        return spent
 
     async def _watch(self) -> None:
         while True:
@@ -207,6 +211,16 @@ def is_since(unix_s: int) -> sa.ColumnElement[bool]:
     return sa.and_(rows.request_id >= first, rows.created_at >= unix_s)
 
 
-def _portions(budgets: list[Running]) -> Iterable[list[Running]]:
-    for start in range(0, len(budgets), AT_ONCE):
-        yield budgets[start : start + AT_ONCE]
+def _costs(owner: sa.ColumnElement[str], unix_s: int, tenant_ids: Sequence[str]) -> sa.Select[str, int]:
+    """Of these tenants since then, of each tenant or of each key: the column ``owner``."""
+    rows = store.ledger.c
+    return (
+        sa.select(owner, sa.func.sum(rows.cost_micros))
+        .where(is_since(unix_s), rows.tenant_id.in_(tenant_ids))
+        .group_by(owner)
+    )
+
+
+def _portions(each: Sequence[T]) -> Iterable[Sequence[T]]:
+    for start in range(0, len(each), AT_ONCE):
+        yield each[start : start + AT_ONCE]

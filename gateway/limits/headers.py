@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.errors import BudgetSpent, GatewayError, NeverFits, RequestsLimited, TokensLimited
-from policies.admission import Ask, Refusal, Rule
+from policies.admission import Ask, Refusal, Rule, Running
 
 OF = {"tenant": "this project", "key": "this API key", "model": "this project on this model"}
 WORDS = {
@@ -51,22 +51,25 @@ def duration(ms: int) -> str:
     return f"{minutes}m{seconds}" if minutes else seconds
 
 
-def refused(rules: Sequence[Rule], ask: Ask, refusal: Refusal, readings: Sequence[int]) -> GatewayError:
-    """The failure for a request that a rule refuses."""
+def refused(
+    rules: Sequence[Rule], ask: Ask, refusal: Refusal, readings: Sequence[int], budget: Running | None
+) -> GatewayError:
+    """The failure for a request that a rule refuses; ``budget``: whose rule it is, if it is one's."""
     rule = rules[refusal.rule]
     headers = headers_of(rules, readings)
-    if rule.kind == "money" and refusal.wait_ms:
+    if budget is not None and refusal.wait_ms:
         return RequestsLimited(
-            "What is left of the budget of this project for the period is set aside for requests that are under way. "
-            f"Please try again in {duration(refusal.wait_ms)}.",
+            f"What is left of the budget of {OF[rule.scope]} for the period is set aside for requests that are under "
+            f"way. Please try again in {duration(refusal.wait_ms)}.",
             headers=headers,
             retry_after_s=refusal.wait_ms / 1e3,
         )
-    if rule.kind == "money":
+    if budget is not None:
         return BudgetSpent(
-            "You exceeded your current quota: the budget of this project for the period is spent. Waiting a moment "
-            "does not help; ask whoever administers it.",
+            f"You exceeded your current quota: the budget of {OF[rule.scope]} for the period is spent. Waiting a "
+            "moment does not help; ask whoever administers it.",
             headers=headers,
+            ends_at=budget.period.ends_at,
         )
     wait_s = refusal.wait_ms / 1e3
     asked = ask.least_tokens if rule.kind == "tokens" else 1

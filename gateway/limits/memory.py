@@ -52,7 +52,7 @@ class Meters:
         unused: Sequence[tuple[int, int]],
         overused: int,
         cost_micros: int,
-    ) -> int:
+    ) -> list[int]:
         """As ``admission.settle``."""
         now_ms = self._now_ms()
         found = self._found(rules, now_ms)

@@ -13,7 +13,7 @@ import msgspec
 from gateway.auth import Caller
 from gateway.prices import Prices
 from policies import admission
-from policies.admission import NO_CEILING, Period, Rule
+from policies.admission import NO_CEILING, Rule, Running
 from policies.policy import Policy
 from policies.pricelist import Priced
 
@@ -29,15 +29,15 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     tenant_id: str
     priced: Priced
     rules: tuple[Rule, ...]
-    """The budget is the last of them, if there is one."""
+    """Those of ``budgets`` are the last of them."""
     growing: tuple[Rule, ...]
     """Those of them that an answer is held against while it grows: tokens and money."""
     max_tokens: int
     """No request can have more; NO_CEILING without a ceiling on tokens."""
-    period: Period | None
-    """Of the budget."""
+    budgets: tuple[Running, ...]
+    """The tenant's, and the key's own."""
     is_hard: bool
-    """There is a budget, and it refuses."""
+    """One of them refuses."""
 
 
 class Plans:
@@ -62,32 +62,31 @@ class Plans:
         if shape is None:
             shape = self._shape_of(caller, model, sla_class)
             _keep(self._shapes, (id(policy), model, sla_class), shape)
-        if not shape.rules and policy.budget is None:
+        if not shape.rules and not shape.budgets:
             return shape
         name = (id(policy), caller.tenant_id, caller.key_id, model, sla_class)
         plan = self._plans.get(name)
-        if plan is None or not (plan.period is None or plan.period.starts_at <= self._wall() < plan.period.ends_at):
-            plan = self._named(shape, caller.tenant_id, caller.key_id)
+        if plan is None or (plan.budgets and not self._run(plan.budgets)):
+            plan = self._named(shape, caller)
             _keep(self._plans, name, plan)
         return plan
 
     def spelled(
-        self, policy: Policy, tenant_id: str, key_id: str, models: Sequence[str]
-    ) -> tuple[list[tuple[Rule, str]], Period | None]:
-        """Every rule of this tenant and key, with the model that it is about, and the budget's period: made for
-        whoever looks, and not kept."""
+        self, policy: Policy, tenant_id: str, key_id: str, purse_id: str, models: Sequence[str]
+    ) -> tuple[list[tuple[Rule, str]], tuple[Running, ...]]:
+        """Every rule of this tenant and key, with the model that it is about, those of the budgets last, and these:
+        made for whoever looks, and not kept."""
         scopes = ("tenant", "key") if key_id else ("tenant",)
         rules = [(rule, "") for rule in admission.rules_for(policy, tenant_id, key_id, "") if rule.scope in scopes]
         for model in models:
             of_all = admission.rules_for(policy, tenant_id, key_id, model)
             rules += [(rule, model) for rule in of_all if rule.scope == "model"]
-        if policy.budget is None:
-            return rules, None
-        period = admission.period_of(policy.budget.period, self._wall())
-        return [*rules, (admission.budget_rule(policy.budget, tenant_id, period), "")], period
+        budgets = admission.running(policy, tenant_id, key_id, purse_id or key_id, self._wall())
+        return [*rules, *((each.rule, "") for each in budgets)], budgets
 
     def _shape_of(self, caller: Caller, model: str, sla_class: str) -> Plan:
         policy, rules = caller.policy, admission.rules_on(caller.policy, model)
+        budgets = admission.running(policy, "", "", "", self._wall())
         return Plan(
             policy=policy,
             tenant_id="",
@@ -95,15 +94,14 @@ class Plans:
             rules=rules,
             growing=(),
             max_tokens=min((rule.ceiling for rule in rules if rule.kind == "tokens"), default=NO_CEILING),
-            period=None,
-            is_hard=policy.budget is not None and policy.budget.hard,
+            budgets=budgets,
+            is_hard=any(each.budget.hard for each in budgets),
         )
 
-    def _named(self, shape: Plan, tenant_id: str, key_id: str) -> Plan:
-        rules, budget, period = admission.named(shape.rules, tenant_id, key_id), shape.policy.budget, None
-        if budget is not None:
-            period = admission.period_of(budget.period, self._wall())
-            rules += (admission.budget_rule(budget, tenant_id, period),)
+    def _named(self, shape: Plan, caller: Caller) -> Plan:
+        tenant_id, key_id = caller.tenant_id, caller.key_id
+        budgets = admission.running(shape.policy, tenant_id, key_id, caller.purse_id or key_id, self._wall())
+        rules = (*admission.named(shape.rules, tenant_id, key_id), *(each.rule for each in budgets))
         growing = tuple([rule for rule in rules if rule.kind == "tokens" or rule.kind == "money"])
         return Plan(
             shape.policy,
@@ -112,9 +110,14 @@ class Plans:
             rules,
             growing,
             shape.max_tokens,
-            period,
+            budgets,
             shape.is_hard,
         )
+
+    def _run(self, budgets: Sequence[Running]) -> bool:
+        """Whether none of their periods is over, or has yet to begin."""
+        now = self._wall()
+        return all(each.period.starts_at <= now < each.period.ends_at for each in budgets)
 
 
 def _keep(plans: OrderedDict[Any, Plan], name: object, plan: Plan) -> None:

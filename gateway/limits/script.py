@@ -12,7 +12,7 @@ from __future__ import annotations
 from gateway.redis import Script
 
 _GAUGES = """
-local NUM_SLOTS, LEASE_MS, BUSY_RETRY_MS = 60, 60000, 1000
+local NUM_SLOTS, LEASE_MS, BUSY_RETRY_MS, NO_CEILING = 60, 60000, 1000, 2 ^ 53
 local now = tonumber(ARGV[1])
 if now == 0 then
   local time = redis.call('TIME')
@@ -120,13 +120,13 @@ local function keep_purse(gauge)
   redis.call('PEXPIRE', until_of(gauge.key), gauge.keep_ms)
 end
 
-local function load_purse(gauge, known)
+local function load_purse(gauge)
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', until_of(gauge.key), '-inf', now)) do drop_hold(gauge, id) end
   local head = redis.call('HMGET', gauge.key, 'spent', 'held')
   gauge.spent = tonumber(head[1]) or 0
-  if gauge.spent < known then
-    gauge.spent = known
-    redis.call('HSET', gauge.key, 'spent', known)
+  if gauge.spent < gauge.known then
+    gauge.spent = gauge.known
+    redis.call('HSET', gauge.key, 'spent', gauge.known)
     keep_purse(gauge)
   end
   gauge.total = gauge.spent + (tonumber(head[2]) or 0)
@@ -140,14 +140,14 @@ local function hold_money(gauge, id, amount)
   gauge.total = gauge.total + amount
 end
 
-local function load_gauges(first_argument, known)
+local function load_gauges(first_argument)
   local gauges = {}
   for index, key in ipairs(KEYS) do
-    local at = first_argument + 4 * (index - 1)
-    local gauge = {key = key, kind = ARGV[at], ceiling = tonumber(ARGV[at + 1]),
-                   slot_ms = tonumber(ARGV[at + 2]), keep_ms = tonumber(ARGV[at + 3])}
+    local at = first_argument + 5 * (index - 1)
+    local gauge = {key = key, kind = ARGV[at], ceiling = tonumber(ARGV[at + 1]), slot_ms = tonumber(ARGV[at + 2]),
+                   keep_ms = tonumber(ARGV[at + 3]), known = tonumber(ARGV[at + 4])}
     if gauge.kind == 'concurrent' then load_leases(gauge)
-    elseif gauge.kind == 'money' then load_purse(gauge, known)
+    elseif gauge.kind == 'money' then load_purse(gauge)
     else load_window(gauge) end
     gauges[index] = gauge
   end
@@ -170,7 +170,7 @@ TAKE = Script(
     + """
 local id, least_tokens, most_tokens = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local least_micros, most_micros = tonumber(ARGV[5]), tonumber(ARGV[6])
-local gauges = load_gauges(8, tonumber(ARGV[7]))
+local gauges = load_gauges(7)
 local tokens, micros, fits = most_tokens, most_micros, true
 for _, gauge in ipairs(gauges) do
   local room = math.max(gauge.ceiling - gauge.total, 0)
@@ -209,53 +209,53 @@ for _, gauge in ipairs(gauges) do
   if gauge.kind == 'tokens' then add_to_window(gauge, tokens)
   elseif gauge.kind == 'requests' then add_to_window(gauge, 1)
   elseif gauge.kind == 'concurrent' then hold_lease(gauge, id)
-  else hold_money(gauge, id, micros) end
+  elseif gauge.ceiling < NO_CEILING then hold_money(gauge, id, micros) end
 end
 return tell(gauges, {1, now, tokens, micros})
 """
 )
-"""Arguments: now, request id, least and most tokens, least and most money, what is known to be spent of the budget;
-then each rule's kind, ceiling, slot and keeping time. Returns 1, now, tokens, money, or 0, now, rule, wait; then the
-readings."""
+"""Arguments: now, request id, least and most tokens, least and most money; then each rule's kind, ceiling, slot and
+keeping time, and what is known to be spent of its budget. Returns 1, now, tokens, money, or 0, now, rule, wait; then
+the readings."""
 
 SETTLE = Script(
     _GAUGES
     + """
-local id, overused, cost, known = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local num_unused, spent = tonumber(ARGV[6]), 0
-for _, gauge in ipairs(load_gauges(7 + 2 * num_unused, known)) do
+local id, overused, cost, num_unused = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local spent = {}
+for _, gauge in ipairs(load_gauges(6 + 2 * num_unused)) do
   if gauge.kind == 'concurrent' then
     redis.call('ZREM', gauge.key, id)
   elseif gauge.kind == 'money' then
     drop_hold(gauge, id)
-    spent = gauge.spent + cost
-    redis.call('HSET', gauge.key, 'spent', spent)
+    spent[#spent + 1] = gauge.spent + cost
+    redis.call('HSET', gauge.key, 'spent', gauge.spent + cost)
     keep_purse(gauge)
   elseif gauge.kind == 'tokens' then
     add_to_window(gauge, overused)
-    for at = 7, 6 + 2 * num_unused, 2 do give_back(gauge, tonumber(ARGV[at + 1]), tonumber(ARGV[at])) end
+    for at = 6, 5 + 2 * num_unused, 2 do give_back(gauge, tonumber(ARGV[at + 1]), tonumber(ARGV[at])) end
   end
 end
 return spent
 """
 )
-"""Arguments: now, request id, tokens used beyond the grants, cost, what was known to be spent before, number of grants
-with something unused, each one's instant and amount; then the rules as above. Returns what is spent of the budget."""
+"""Arguments: now, request id, tokens used beyond the grants, cost, number of grants with something unused, each one's
+instant and amount; then the rules as above, as it was before. Returns what is spent of each budget."""
 
-READ = Script(_GAUGES + "return tell(load_gauges(2, 0), {})")
+READ = Script(_GAUGES + "return tell(load_gauges(2), {})")
 """Arguments: now, then the rules. Returns the readings."""
 
 RENEW = Script(
     _GAUGES
     + """
-local gauge = load_gauges(2, 0)[1]
+local gauge = load_gauges(2)[1]
 local leases = gauge.key
 if gauge.kind == 'money' then leases = until_of(gauge.key) end
-for index = 6, #ARGV do redis.call('ZADD', leases, 'XX', now + LEASE_MS, ARGV[index]) end
+for index = 7, #ARGV do redis.call('ZADD', leases, 'XX', now + LEASE_MS, ARGV[index]) end
 redis.call('PEXPIRE', leases, gauge.keep_ms)
 """
 )
 """Arguments: now, one rule, then the ids of requests that are still open."""
 
-RESTORE = Script(_GAUGES + "load_gauges(2, tonumber(ARGV[6]))")
-"""Arguments: now, the budget's rule, and what the ledger knows to be spent."""
+RESTORE = Script(_GAUGES + "load_gauges(2)")
+"""Arguments: now, then the budget's rule, of which the ledger knows what is spent."""

@@ -26,7 +26,7 @@ MAX_LEFT = 10_000
 """Requests that Redis is told of when it is back; the leases of others end by themselves."""
 MARK = "budgets:told"
 """Key that lies in Redis as long as it has what it was told of budgets: one that has lost that has lost this too."""
-Told = Callable[[int], None]
+Told = Callable[[list[int]], None]
 
 
 class SharedMeters:
@@ -42,13 +42,13 @@ class SharedMeters:
         there any more."""
 
     async def take(
-        self, rules: Sequence[Rule], ask: Ask, now_ms: int = SERVERS_TIME, known_micros: int = 0
+        self, rules: Sequence[Rule], ask: Ask, now_ms: int = SERVERS_TIME, known: Sequence[int] = ()
     ) -> tuple[Grant | Refusal, list[int]]:
-        """The outcome, and the readings after it. At least ``known_micros`` are spent of the budget, which Redis may
-        have lost. Raises RedisAway."""
+        """The outcome, and the readings after it. ``known``: what at least is spent of each budget among the rules,
+        which Redis may have lost. Raises RedisAway."""
         arguments: list[str | int] = [now_ms, ask.request_id, ask.least_tokens, ask.most_tokens, ask.least_micros]
-        arguments += (ask.most_micros, known_micros)
-        answer = await self._run(script.TAKE, self._keys(rules), arguments + _words(rules))
+        arguments.append(ask.most_micros)
+        answer = await self._run(script.TAKE, self._keys(rules), arguments + _words(rules, known))
         is_in, at_ms, one, other, *readings = answer
         outcome = Grant(at_ms, one, other) if is_in else Refusal(at_ms, one, other)
         return outcome, readings
@@ -61,13 +61,13 @@ class SharedMeters:
         overused: int,
         cost_micros: int,
         now_ms: int = SERVERS_TIME,
-        known_micros: int = 0,
-    ) -> int:
-        """As ``admission.settle``, and ``known_micros`` as above. Raises RedisAway."""
-        arguments: list[str | int] = [now_ms, request_id, overused, cost_micros, known_micros, len(unused)]
+        known: Sequence[int] = (),
+    ) -> list[int]:
+        """As ``admission.settle``, and ``known`` as above. Raises RedisAway."""
+        arguments: list[str | int] = [now_ms, request_id, overused, cost_micros, len(unused)]
         for grant in unused:
             arguments += grant
-        spent: int = await self._run(script.SETTLE, self._keys(rules), arguments + _words(rules))
+        spent: list[int] = await self._run(script.SETTLE, self._keys(rules), arguments + _words(rules, known))
         return spent
 
     def settle_soon(
@@ -79,14 +79,15 @@ class SharedMeters:
         cost_micros: int,
         told: Told,
         lost: Callable[[], None] = lambda: None,
-        known_micros: int = 0,
+        known: Sequence[int] = (),
     ) -> None:
-        """The same by itself; ``told`` hears what is spent by then, or ``lost`` is called because Redis is away."""
+        """The same by itself; ``told`` hears what is spent by then of each budget, or ``lost`` is called because Redis
+        is away."""
         asked = rules, request_id, unused, overused, cost_micros
 
         async def settling() -> None:
             try:
-                told(await self.settle(*asked, known_micros=known_micros))
+                told(await self.settle(*asked, known=known))
             except RedisAway as away:
                 self.left(rules, request_id)
                 lost()
@@ -108,7 +109,7 @@ class SharedMeters:
 
     async def restore(self, rule: Rule, spent_micros: int, now_ms: int = SERVERS_TIME) -> None:
         """At least so much of this budget is spent, as the ledger knows. Raises RedisAway."""
-        await self._run(script.RESTORE, self._keys([rule]), [now_ms, *_words([rule]), spent_micros])
+        await self._run(script.RESTORE, self._keys([rule]), [now_ms, *_words([rule], [spent_micros])])
 
     def left(self, rules: Sequence[Rule], request_id: str) -> None:
         """Redis gave no answer: it may hold something for this request, which is not open there any more."""
@@ -156,10 +157,12 @@ class SharedMeters:
             log.error("a request cannot be settled in Redis", exc_info=error)
 
 
-def _words(rules: Sequence[Rule]) -> list[str | int]:
+def _words(rules: Sequence[Rule], known: Sequence[int] = ()) -> list[str | int]:
     words: list[str | int] = []
+    floors = iter(known)
     for rule in rules:
         words += (rule.kind, rule.ceiling, rule.slot_ms, rule.keep_ms)
+        words.append(next(floors, 0) if rule.kind == "money" else 0)
     return words
 
 

@@ -37,6 +37,7 @@ class Ticket:
         "_grants",
         "_held_here",
         "_held_micros",
+        "_key_id",
         "_limits",
         "_max_completion_tokens",
         "_meters",
@@ -56,6 +57,7 @@ class Ticket:
         limits: Limits,
         plan: Plan,
         tenant_id: str,
+        key_id: str,
         request_id: str,
         num_prompt_tokens: int,
         max_completion_tokens: int,
@@ -65,7 +67,7 @@ class Ticket:
         self.request_id = request_id
         self._limits = limits
         self._plan = plan
-        self._tenant_id = tenant_id
+        self._tenant_id, self._key_id = tenant_id, key_id
         """Which a plan without rules does not say."""
         self._rules: tuple[Rule, ...] = plan.rules
         """Those it was let in by."""
@@ -124,7 +126,7 @@ class Ticket:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._cost_micros:
-            self._limits.has_cost(self._plan, self._tenant_id)
+            self._limits.has_cost(self._plan, self._tenant_id, self._key_id)
         if self._meters is None:
             return
         del self._limits.open_tickets[self.request_id]
@@ -224,7 +226,8 @@ class Ticket:
     def held_together(self, rule: Rule) -> int:
         """The money of this budget that it holds in gauges that are shared, in micro-units."""
         is_shared = self._meters is not None and self._meters is not self._limits.local
-        return self._held_micros - self._held_here if is_shared and self._rules[-1].name == rule.name else 0
+        is_held = any(each.budget.hard and each.rule.name == rule.name for each in self._plan.budgets)
+        return self._held_micros - self._held_here if is_shared and is_held else 0
 
     def _note(self, grant: Grant) -> None:
         plan = self._plan

@@ -129,8 +129,8 @@ keys = sa.Table(
         name="keys_have_their_kind",
     ),
 )
-"""``scopes`` is the JSON of a ``directory.Scopes``, ``networks`` a JSON list of CIDR blocks, ``narrowing`` the JSON of
-a ``policies.policy.Narrowing``; null restricts nothing."""
+"""``scopes`` is the JSON of a ``restrictions.Scopes``, ``networks`` a JSON list of CIDR blocks, ``narrowing`` the JSON
+of a ``policies.policy.Narrowing``; null restricts nothing."""
 audit_log = sa.Table(
     "audit_log",
     metadata,

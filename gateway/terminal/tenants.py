@@ -116,9 +116,11 @@ def stand(standing: Thing, as_json: bool) -> None:
         return
     click.echo(f"Policy {standing['policy']}, version {standing['policy_version']}.", err=True)
     tables.shown(standing["ceilings"], STANDING, "No limit counts anything.")
-    if (budget := standing["budget"]) is not None:
-        used, whole = (tables.amount(budget[name], budget["currency"]) for name in ("used_micros", "amount_micros"))
-        click.echo(f"Budget of the {budget['period']}: {used} of {whole} used{'' if budget['hard'] else ' (soft)'}.")
+    for name, whose in (("budget", "Budget"), ("key_budget", "The key's own budget")):
+        if (budget := standing.get(name)) is not None:
+            used, whole = (tables.amount(budget[name], budget["currency"]) for name in ("used_micros", "amount_micros"))
+            soft = "" if budget["hard"] else " (soft)"
+            click.echo(f"{whose} of the {budget['period']}: {used} of {whole} used{soft}.")
 
 
 def _change(admin: Administration, tenant: str, changes: Thing, as_json: bool) -> None:

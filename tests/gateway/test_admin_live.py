@@ -23,9 +23,9 @@ def desk(front) -> Desk:
     return Desk(front)
 
 
-async def answered(desk: Desk, **others: object) -> None:
+async def answered(desk: Desk, temperature: float = 0, **others: object) -> None:
     """A request, computed and settled."""
-    task = desk.front.chat(temperature=0, **others)
+    task = desk.front.chat(temperature=temperature, **others)
     submit = await desk.front.peer.submitted()
     desk.front.peer.say(submit, [5, 6, 3], "stop")
     await task
@@ -175,6 +175,37 @@ async def test_the_limits_of_nobody_are_not_there_and_those_of_a_narrowed_key_ar
     reader = await desk.made("admin_keys", {"name": "reader", "role": "billing_reader"})
     assert (await desk("GET", f"tenants/{tenant['id']}/limits", key=reader["key"])).status == 200
     assert (await desk("GET", f"keys/{key['id']}/limits", key=reader["key"])).status == 403
+
+
+async def test_a_key_that_was_rotated_shows_what_is_spent_of_its_own_budget_and_of_its_tenants(desk):
+    document = {"budget": {"amount": "1", "period": "month"}, "prices": {"*": {"prompt": "1", "completion": "1"}}}
+    assert (await desk("PUT", "policies/default", {"document": document}, if_match="*")).status == 200
+    (tenant,) = (await desk.got("tenants"))["data"]
+    narrowing = {"budget": {"amount": "0.001", "period": "day"}}
+    made = await desk.made("keys", {"tenant_id": tenant["id"], "name": "narrow", "narrowing": narrowing})
+    assert made["narrowing"] == narrowing
+    first = await desk.got(f"keys/{made['id']}/limits")
+    assert (first["ceilings"], first["budget"]["used_micros"], first["key_budget"]["used_micros"]) == ([], 0, 0)
+    await answered(desk, 1, extra_headers={"authorization": f"Bearer {made['key']}"})
+    successor = await desk.made(f"keys/{made['id']}/rotate", {"overlap_s": 3600})
+    await answered(desk, 1, extra_headers={"authorization": f"Bearer {successor['key']}"})
+    costs = [row["cost_micros"] for row in await desk.front.settled(2)]
+    cost = sum(costs)
+    assert min(costs) > 0
+    for key in (made, successor):
+        seen = await desk.got(f"keys/{key['id']}/limits")
+        assert (seen["budget"]["period"], seen["budget"]["used_micros"]) == ("month", cost)
+        assert 0 < seen["key_budget"].pop("reset_ms") <= 86_400_000
+        assert seen["key_budget"] == {
+            "period": "day",
+            "hard": True,
+            "currency": "USD",
+            "amount_micros": 1000,
+            "used_micros": cost,
+            "remaining_micros": 1000 - cost,
+        }
+    (other,) = [key for key in (await desk.got("keys"))["data"] if key["narrowing"] is None]
+    assert (await desk.got(f"keys/{other['id']}/limits"))["key_budget"] is None
 
 
 async def test_limits_that_cannot_be_reached_are_not_made_up(open_front, fragile_redis):

@@ -15,8 +15,9 @@ from gateway import head, store
 from gateway.auth import BILLING_READER, OPERATOR, Auth
 from gateway.bootstrap import bootstrap
 from gateway.clock import Clock
-from gateway.directory import Directory, Scopes
+from gateway.directory import Directory
 from gateway.errors import InvalidApiKey, PermissionDenied
+from gateway.restrictions import Scopes
 from policies import settings
 from policies.policy import Narrowing, Policy
 from tests.builders import PATIENCE_S

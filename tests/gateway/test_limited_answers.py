@@ -99,6 +99,32 @@ async def test_a_hard_budget_ends_the_answer_that_spends_it_and_refuses_the_next
     assert [row.cost_micros for row in rows] == [100]
 
 
+async def test_a_keys_own_budget_ends_the_answer_that_spends_it_and_refuses_that_key_alone(start_house):
+    price = Price(prompt=Decimal(1), completion=Decimal(1))
+    house = start_house(
+        **policy_of(budget=Budget(amount=Decimal(1)), prices={"*": price}),
+        limits=settings.Limits(completion_estimate=16),
+    )
+    tenant = next(iter(house.gw.directory.tenants())).id
+    async with house.http(house.admin_key) as session:
+        body = {"tenant_id": tenant, "name": "own", "narrowing": {"budget": {"amount": "0.0001", "period": "week"}}}
+        async with session.post("/admin/v1/keys", json=body) as made:
+            key = (await made.json())["key"]
+    async with house.client(key) as client:
+        stream = await client.chat.completions.create(model="demo", messages=HELLO, max_tokens=400, stream=True)
+        reasons = [chunk.choices[0].finish_reason async for chunk in stream if chunk.choices]
+        assert reasons[-1] == "length"
+        with pytest.raises(
+            openai.RateLimitError, match="the budget of this API key for the period is spent"
+        ) as refused:
+            await client.chat.completions.create(model="demo", messages=HELLO, max_tokens=1)
+    assert refused.value.code == "insufficient_quota"
+    async with house.client() as client:
+        await client.chat.completions.create(model="demo", messages=HELLO, max_tokens=1)
+    rows = await house.ledger_rows(status=200)
+    assert max(row.cost_micros for row in rows) == 100
+
+
 async def test_an_answer_from_the_cache_takes_no_tokens_and_costs_what_the_policy_says(start_house):
     price = Price(prompt=Decimal(1), completion=Decimal(2), cache_hit=Decimal("0.5"))
     house = start_house("--num-tokens", 4, **policy_of(limits=Limits(tokens_per_minute=1_000), prices={"demo": price}))

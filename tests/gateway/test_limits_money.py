@@ -190,9 +190,9 @@ async def test_money_of_an_open_request_stays_set_aside_however_long_it_takes(li
 async def test_a_ledger_that_is_behind_makes_nothing_unspent(limits):
     caller = a_spender("0.001")
     await ask(limits, caller, 10, 50, "r", 20)
-    (rule,) = limits.plans.find(caller, DEMO).rules
+    (budget,) = limits.plans.find(caller, DEMO).budgets
     for restored, spent in ((50, 60), (80, 80), (60, 80)):
-        await limits.restore(caller.tenant_id, rule, restored)
+        await limits.restore(budget, restored)
         assert used(limits, caller) == {"tenant budget": spent}
 
 

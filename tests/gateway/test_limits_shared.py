@@ -16,7 +16,7 @@ from gateway.limits.plans import Plans
 from gateway.limits.shared import SharedMeters
 from policies import admission
 from policies.admission import Ask, Grant
-from policies.policy import Budget, Policy, Price
+from policies.policy import Budget, Narrowing, Policy, Price, narrowed
 from policies.policy import Limits as Ceilings
 from policies.rate import Purse
 from policies.terms import Usage
@@ -33,8 +33,10 @@ POLICY = Policy(
 CEILING = a_caller(Policy(limits=Ceilings(tokens_per_minute=100_000)))
 
 
-def rules_of(tenant_id):
-    return Plans(wall=lambda: 1_795_000_000).find(a_caller(POLICY, tenant_id), "demo").rules
+def rules_of(tenant_id, hard=True):
+    """``hard``: the key's own budget."""
+    policy = narrowed(POLICY, Narrowing(budget=Budget(Decimal("0.08"), "week", hard)))
+    return Plans(wall=lambda: 1_795_000_000).find(a_caller(policy, tenant_id), "demo").rules
 
 
 class Walk:
@@ -45,7 +47,7 @@ class Walk:
         self.shared = shared
         self.seed = seed
         self.now_ms = 1_795_000_000_000
-        self.rules = rules_of(f"ten_{seed}")
+        self.rules = rules_of(f"ten_{seed}", hard=seed % 4 > 0)
         self.steps_ms = [0, 0, 1, 30, 400, 3000, 30_000, 90_000, 2_000_000, 100_000_000]
         if seed % 3 == 0:  # Redis's clock may be set back a little; the order of leases in memory relies on its own
             self.rules = tuple(rule for rule in self.rules if rule.slot_ms)
@@ -183,9 +185,9 @@ async def test_three_gateways_overspend_no_budget_and_tell_each_share_once(redis
 async def test_what_was_heard_to_be_spent_never_falls(redis_settings):
     caller = a_caller(Policy(budget=Budget(Decimal(1), "month")))
     async with a_gateway(redis_settings, wall=lambda: 1_795_000_000.0) as limits:
-        (rule,) = limits.plans.find(caller, "demo").rules
+        (budget,) = limits.plans.find(caller, "demo").budgets
         for restored, spent in ((100, 100), (300, 300), (200, 300)):
-            await limits.restore(caller.tenant_id, rule, restored)
+            await limits.restore(budget, restored)
             (known,) = limits.known(caller.policy, caller.tenant_id)
             (seen,) = await limits.peek(caller.policy, caller.tenant_id)
             assert (known.used, seen.used) == (spent, spent)

@@ -7,8 +7,8 @@ from decimal import Decimal
 import pytest
 
 from policies import admission
-from policies.admission import BUSY_RETRY_MS, Ask, Grant, Refusal
-from policies.policy import Budget, Limits, Policy
+from policies.admission import BUSY_RETRY_MS, NO_CEILING, Ask, Grant, Refusal, Running
+from policies.policy import Budget, Limits, Narrowing, Policy, narrowed
 from policies.rate import DAY_MS, MINUTE_MS, Window
 
 POLICY = Policy(
@@ -103,7 +103,7 @@ def test_settling_gives_back_what_was_not_used_and_charges_what_was_used_more():
     gauges = gauges_of(rules)
     admission.take(rules, gauges, Ask("a", 100, 400, 1, 9_000), 0)
     spent = admission.settle(rules, gauges, "a", [(0, 250)], 0, 1_234, 100)
-    assert spent == 1_234
+    assert spent == [1_234]
     assert [gauge.total_at(100) for gauge in gauges] == [1, 150, 150, 0, 150, 0, 1_234]
     admission.settle(rules, gauges, "a", [], 10, 0, 200)
     assert [gauge.total_at(200) for gauge in gauges] == [1, 160, 160, 0, 160, 0, 1_234]
@@ -182,9 +182,108 @@ def test_a_purse_with_nothing_set_aside_is_idle_and_means_something_for_a_day_lo
     assert admission.is_idle(purse, 0)
     assert isinstance(admission.take([rule], [purse], Ask("a", 0, 0, 1, 9_000), 0), Grant)
     assert not admission.is_idle(purse, 0)
-    assert admission.settle([rule], [purse], "a", [], 0, 5_000, 10) == 5_000
+    assert admission.settle([rule], [purse], "a", [], 0, 5_000, 10) == [5_000]
     assert admission.is_idle(purse, 10)
     assert rule.keep_ms == 1000 * (PERIOD.ends_at - PERIOD.starts_at) + DAY_MS
+
+
+KEPT = narrowed(POLICY, Narrowing(budget=Budget(Decimal("0.005"), "week")))
+"""As a key with a budget of its own has it."""
+
+
+def budgets_of(policy=KEPT, key_id="key_1", purse_id="key_1"):
+    return admission.running(policy, "ten_1", key_id, purse_id, PERIOD.starts_at)
+
+
+def test_a_key_with_a_budget_is_held_against_its_own_and_the_tenants():
+    budgets = budgets_of()
+    assert [(each.rule.scope, each.rule.limit, each.rule.ceiling, each.budget.period) for each in budgets] == [
+        ("tenant", "budget", 20_000, "day"),
+        ("key", "budget", 5_000, "week"),
+    ]
+    assert [(each.key_id, each.purse_id) for each in budgets] == [("", "ten_1"), ("key_1", "key_1")]
+    assert all(each.rule.name.startswith("{ten_1}") for each in budgets)
+    others = [budgets_of(key_id="key_2", purse_id="key_2"), budgets_of(key_id="key_3")]
+    assert [each[0].rule.name == budgets[0].rule.name for each in others] == [True, True]
+    assert [each[1].rule.name == budgets[1].rule.name for each in others] == [False, True]  # it was rotated into key_3
+    assert budgets_of(POLICY) == budgets[:1]
+    assert budgets_of(narrowed(Policy(), Narrowing())) == ()
+
+
+def test_a_budget_of_a_key_changes_nothing_else_of_its_policy():
+    for name in Policy.__struct_fields__:
+        assert getattr(KEPT, name) == getattr(POLICY, name)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_requests_of_many_keys_overspend_no_budget_of_a_key_nor_that_of_their_tenant(seed):
+    """Against sums of what is spent and what is held, which is all that a budget is."""
+    rng, now_ms = random.Random(seed), 0
+    keys = [f"key_{number}" for number in range(4)]
+    budgets = {key_id: budgets_of(key_id=key_id, purse_id=key_id) for key_id in keys}
+    gauges = {each.rule.name: admission.gauge_for(each.rule) for both in budgets.values() for each in both}
+    spent, held = dict.fromkeys(gauges, 0), {name: {} for name in gauges}
+    open_requests: dict[str, str] = {}
+    outcomes = {"in": 0, "tenant": 0, "key": 0}
+
+    def of(key_id):
+        rules = [each.rule for each in budgets[key_id]]
+        return rules, [gauges[rule.name] for rule in rules]
+
+    for number in range(2000):
+        now_ms += rng.choice([0, 1, 50, 500])
+        if open_requests and rng.random() < 0.5:
+            request_id = rng.choice(list(open_requests))
+            key_id = open_requests[request_id]
+            if rng.random() < 0.3:  # it grows
+                ask = Ask(request_id, 0, 0, rng.randrange(20), rng.randrange(20, 200))
+            else:
+                rules, found = of(key_id)
+                most = held[rules[0].name][request_id]
+                cost = rng.choice([0, rng.randrange(most // 10 + 1)])
+                for rule in rules:
+                    spent[rule.name] += cost
+                    del held[rule.name][request_id]
+                del open_requests[request_id]
+                expected = [spent[rule.name] for rule in rules]
+                assert admission.settle(rules, found, request_id, [], 0, cost, now_ms) == expected, seed
+                continue
+        else:
+            request_id, key_id = f"r{number}", rng.choice(keys)
+            least = rng.randrange(1, 300)
+            ask = Ask(request_id, 0, 0, least, least + rng.randrange(1500))
+        rules, found = of(key_id)
+        rooms = [rule.ceiling - spent[rule.name] - sum(held[rule.name].values()) for rule in rules]
+        outcome = admission.take(rules, found, ask, now_ms)
+        if min(rooms) < ask.least_micros:
+            assert isinstance(outcome, Refusal), seed
+            rule = rules[outcome.rule]
+            assert rooms[outcome.rule] < ask.least_micros, seed
+            assert (outcome.wait_ms == 0) == (spent[rule.name] + ask.least_micros > rule.ceiling), seed
+            outcomes[rule.scope] += 1
+        else:
+            assert outcome == Grant(now_ms, 0, min(ask.most_micros, *rooms)), seed
+            open_requests[request_id] = key_id
+            outcomes["in"] += 1
+            for rule in rules:
+                held[rule.name][request_id] = held[rule.name].get(request_id, 0) + outcome.micros
+        for request_id in open_requests:
+            now_held = [name for name in gauges if request_id in held[name]]
+            for name in now_held:
+                gauges[name].leases.renew(request_id, now_ms)
+        for name, gauge in gauges.items():
+            assert gauge.total_at(now_ms) == spent[name] + sum(held[name].values()), seed
+    assert min(outcomes.values()) > 5, outcomes
+
+
+def test_a_soft_budget_beside_a_hard_one_counts_what_is_spent_and_holds_nothing():
+    policy = narrowed(POLICY, Narrowing(budget=Budget(Decimal("0.005"), "week", hard=False)))
+    rules = [each.rule for each in budgets_of(policy)]
+    gauges = gauges_of(rules)
+    assert admission.take(rules, gauges, Ask("a", 0, 0, 1, 9_000), 0) == Grant(0, 0, 9_000)
+    assert [gauge.total_at(0) for gauge in gauges] == [9_000, 0]
+    assert admission.settle(rules, gauges, "a", [], 0, 8_000, 0) == [8_000, 8_000]
+    assert [admission.divided(rule, 3, 8_000).ceiling for rule in rules] == [4_000, NO_CEILING]
 
 
 def test_who_needs_no_money_is_not_told_that_it_is_spent():
@@ -200,7 +299,7 @@ def test_each_share_of_a_budget_is_told_by_the_step_that_crosses_it():
     budget = Budget(Decimal("1"), "day", alerts_at=(1.0, 0.5, 0.8))
     steps = [0, 499_999, 500_000, 500_000, 900_000, 2_000_000]
     told = [
-        [alert.share for alert in admission.alerts(budget, "ten_1", PERIOD, before, after)]
+        [alert.share for alert in admission.alerts(Running.of(budget, PERIOD, "ten_1"), before, after)]
         for before, after in itertools.pairwise(steps)
     ]
     assert told == [[], [0.5], [], [0.8], [1.0]]
@@ -209,12 +308,16 @@ def test_each_share_of_a_budget_is_told_by_the_step_that_crosses_it():
 def test_an_alert_told_twice_has_the_same_id_and_no_other_has_it():
     budget = Budget(Decimal("1"), "day", alerts_at=(0.5, 1.0))
     next_day = admission.period_of("day", PERIOD.ends_at)
-    ids = [
-        alert.id
-        for tenant, period in [("ten_1", PERIOD), ("ten_1", PERIOD), ("ten_2", PERIOD), ("ten_1", next_day)]
-        for alert in admission.alerts(budget, tenant, period, 0, 1_000_000)
+    budgets = [
+        Running.of(budget, PERIOD, "ten_1"),
+        Running.of(budget, PERIOD, "ten_1"),
+        Running.of(budget, PERIOD, "ten_2"),
+        Running.of(budget, next_day, "ten_1"),
+        Running.of(budget, PERIOD, "ten_1", "key_1", "key_1"),
+        Running.of(budget, PERIOD, "ten_1", "key_2", "key_1"),  # into which that one was rotated
     ]
-    assert len(ids) == 8
-    assert len(set(ids)) == 6
+    ids = [alert.id for each in budgets for alert in admission.alerts(each, 0, 1_000_000)]
+    assert len(ids) == 12
+    assert len(set(ids)) == 8
     larger = Budget(Decimal("2"), "day", alerts_at=(0.5, 1.0))
-    assert not {alert.id for alert in admission.alerts(larger, "ten_1", PERIOD, 0, 2_000_000)} & set(ids)
+    assert not {alert.id for alert in admission.alerts(Running.of(larger, PERIOD, "ten_1"), 0, 2_000_000)} & set(ids)
