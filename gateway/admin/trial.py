@@ -11,18 +11,20 @@ import sqlalchemy as sa
 from msgspec import Meta
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway import store, trials
+from gateway import rotations, store, trials
 from gateway.admin import policies
 from gateway.admin.endpoint import OPERATORS, Ask, Endpoint, Nothing
 from gateway.admin.problems import Invalid, NotThere
 from gateway.admin.words import Id, Instant, Written
 from gateway.house import Gateway
 from policies import faults, simulation
-from policies.policy import Policy
-from policies.simulation import MAX_ARRIVALS, Arrival, Outcome, Trial, WorkerModel
+from policies.policy import Narrowing, Policy
+from policies.simulation import MAX_ARRIVALS, Arrival, NarrowedKey, Outcome, Trial, WorkerModel
 
 MAX_BODY_BYTES = 16 << 20
 NUM_WEIGHTS = 7
+AT_ONCE = 500
+"""Keys named in one query."""
 
 
 class Recorded(Written, frozen=True, kw_only=True):
@@ -44,7 +46,7 @@ class Question(Written, frozen=True, kw_only=True):
     recorded: Recorded | None = None
     arrivals: Annotated[tuple[Arrival, ...], Meta(min_length=1, max_length=MAX_ARRIVALS)] | None = None
     """Their tenants by id or name. The policy is tried on those that have it, and on those that do not exist; the
-    others keep theirs."""
+    others keep theirs. Keys that are named by their ids are narrowed as they are now."""
     workers: Annotated[dict[str, WorkerModel], Meta(min_length=1, max_length=64)] | None = None
     """By model; null: the workers that are ready now, at the speed that they report."""
 
@@ -72,6 +74,7 @@ async def run(ask: Ask[Nothing, Question]) -> Answer:
     async with ask.reading() as connection:
         tried = await _version(connection, name, body.version)
         arrivals = body.arrivals or await _recorded(connection, body.recorded)
+        keys = await _keys(connection, {arrival.key for arrival in arrivals})
     candidate = tried.document if body.document is None else body.document
     if found := faults.of_policy(candidate, gw.settings.classes):
         raise Invalid.of((f"document.{path}", what) for path, what in found)
@@ -79,6 +82,7 @@ async def run(ask: Ask[Nothing, Question]) -> Answer:
     trial = Trial(
         arrivals=tuple(arrivals),
         policies=_policies(gw, name, candidate, {arrival.tenant for arrival in arrivals}),
+        keys=keys,
         workers=workers,
         classes=gw.settings.classes,
         prices=tuple(gw.directory.prices.in_force(time.time())),
@@ -153,6 +157,22 @@ def _policies(gw: Gateway, name: str, candidate: Policy, tenants: set[str]) -> d
     theirs = {known: tenant.policy_name for tenant in gw.directory.tenants() for known in (tenant.name, tenant.id)}
     kept = {tenant: gw.directory.policy(theirs[tenant]) for tenant in tenants if theirs.get(tenant, name) != name}
     return {tenant: candidate if (version := kept.get(tenant)) is None else version.policy for tenant in tenants}
+
+
+async def _keys(connection: AsyncConnection, ids: set[str]) -> dict[str, NarrowedKey]:
+    """Those of them that are narrowed."""
+    columns, named = store.keys.c, sorted(ids)
+    found: list[tuple[str, str, str]] = []
+    for start in range(0, len(named), AT_ONCE):
+        query = sa.select(columns.id, columns.tenant_id, columns.narrowing).where(
+            columns.id.in_(named[start : start + AT_ONCE]), columns.narrowing.is_not(None)
+        )
+        found += [(id, tenant_id, words) for id, tenant_id, words in await connection.execute(query)]
+    known = await rotations.predecessors(connection, {tenant_id for _, tenant_id, _ in found})
+    return {
+        id: NarrowedKey(narrowing=msgspec.json.decode(words, type=Narrowing), purse_id=rotations.first(id, known))
+        for id, _, words in found
+    }
 
 
 def _workers(gw: Gateway) -> dict[str, WorkerModel]:

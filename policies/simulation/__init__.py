@@ -13,6 +13,7 @@ import heapq
 import math
 from collections.abc import Callable
 
+from policies.policy import Policy, narrowed
 from policies.pricelist import PriceList
 from policies.priority import Order
 from policies.simulation.line import Job, Line, Seat
@@ -22,6 +23,7 @@ from policies.simulation.trial import (
     MAX_ARRIVALS,
     Arrival,
     ClassPart,
+    NarrowedKey,
     Outcome,
     Part,
     Percentiles,
@@ -37,6 +39,7 @@ __all__ = [
     "MAX_ARRIVALS",
     "Arrival",
     "ClassPart",
+    "NarrowedKey",
     "Outcome",
     "Part",
     "Percentiles",
@@ -91,6 +94,7 @@ class _Run:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._num_events = self._num_steps = self._num_open = 0
         self._meter = Meter(trial.completion_estimate, trial.starts_at, PriceList(trial.prices))
+        self._narrowed: dict[tuple[str, str], Policy] = {}
         self._tallies = Tallies(trial.classes)
         self._lines = {
             name: Line(model, trial.classes, self._allowance) for name, model in sorted(trial.workers.items())
@@ -145,10 +149,20 @@ class _Run:
             number, arrival = found
             self._at(arrival.at_s, lambda: self._arrive(number, arrival))
 
+    def _policy_of(self, arrival: Arrival) -> Policy:
+        """The tenant's, narrowed by the key."""
+        policy, key = self._trial.policies[arrival.tenant], self._trial.keys.get(arrival.key)
+        if key is None:
+            return policy
+        names = arrival.tenant, arrival.key
+        if names not in self._narrowed:
+            self._narrowed[names] = narrowed(policy, key.narrowing)
+        return self._narrowed[names]
+
     def _arrive(self, number: int, arrival: Arrival) -> None:
         self._expect()
         self._ended_at = max(self._ended_at, self._now)
-        trial, policy = self._trial, self._trial.policies[arrival.tenant]
+        trial, policy = self._trial, self._policy_of(arrival)
         sla_class = class_for(policy, trial.classes, arrival.service_tier)
         for tally in self._tallies.of(arrival.tenant, sla_class):
             tally.num_requests += 1
@@ -160,7 +174,8 @@ class _Run:
         self._catch_up(line)
         most = arrival.max_completion_tokens or arrival.num_completion_tokens
         names = (arrival.tenant, arrival.key, arrival.model, sla_class)
-        ticket = self._meter.admit(policy, names, f"req{number}", arrival.num_prompt_tokens, most, self._now)
+        purse_id = key.purse_id if (key := trial.keys.get(arrival.key)) is not None else ""
+        ticket = self._meter.admit(policy, names, purse_id, f"req{number}", arrival.num_prompt_tokens, most, self._now)
         if isinstance(ticket, str):
             return self._refuse(arrival, sla_class, ticket)
         order = Order(

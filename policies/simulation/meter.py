@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from policies import admission, pricelist, pricing
-from policies.admission import NO_CEILING, Ask, Grant, Period, Refusal, Rule
+from policies.admission import NO_CEILING, Ask, Grant, Refusal, Rule, Running
 from policies.policy import Policy
 from policies.pricelist import PriceList
 from policies.pricing import Rates
@@ -29,8 +29,7 @@ class Plan(msgspec.Struct, frozen=True):
     rates: Rates
     max_tokens: int
     """No request can have more."""
-    period: Period | None
-    """Of the budget."""
+    budgets: tuple[Running, ...]
     is_hard: bool
 
 
@@ -95,13 +94,14 @@ class Meter:
         self,
         policy: Policy,
         names: tuple[str, str, str, str],
+        purse_id: str,
         request_id: str,
         num_prompt_tokens: int,
         max_completion_tokens: int,
         now: float,
     ) -> Ticket | Reason:
-        """``names``: tenant, key, model and class."""
-        plan = self._plan(policy, names, now)
+        """``names``: tenant, key, model and class. ``purse_id``: as a ``NarrowedKey`` has it."""
+        plan = self._plan(policy, names, purse_id, now)
         ticket = Ticket(plan, request_id, num_prompt_tokens, max_completion_tokens)
         if num_prompt_tokens + 1 > plan.max_tokens:
             return "tokens"
@@ -170,22 +170,20 @@ class Meter:
                 if isinstance(leases, Leases):
                     leases.renew(request_id, now_ms)
 
-    def _plan(self, policy: Policy, names: tuple[str, str, str, str], now: float) -> Plan:
+    def _plan(self, policy: Policy, names: tuple[str, str, str, str], purse_id: str, now: float) -> Plan:
         plan = self._plans.get(names)
         unix_s = self._starts_at + now
-        if plan is None or (plan.period is not None and unix_s >= plan.period.ends_at):
+        if plan is None or any(unix_s >= each.period.ends_at for each in plan.budgets):
             tenant, key, model, sla_class = names
-            rules, period = admission.rules_for(policy, tenant, key, model), None
-            if policy.budget is not None:
-                period = admission.period_of(policy.budget.period, unix_s)
-                rules += (admission.budget_rule(policy.budget, tenant, period),)
+            budgets = admission.running(policy, tenant, key, purse_id or key, unix_s)
+            rules = (*admission.rules_for(policy, tenant, key, model), *(each.rule for each in budgets))
             plan = self._plans[names] = Plan(
                 rules=rules,
                 growing=tuple(rule for rule in rules if rule.kind in ("tokens", "money")),
                 rates=pricelist.priced(policy, "", 0, self._prices, model, sla_class, math.inf).rates,
                 max_tokens=min((rule.ceiling for rule in rules if rule.kind == "tokens"), default=NO_CEILING),
-                period=period,
-                is_hard=policy.budget is not None and policy.budget.hard,
+                budgets=budgets,
+                is_hard=any(each.budget.hard for each in budgets),
             )
         return plan
 
@@ -201,7 +199,7 @@ class Meter:
     @staticmethod
     def _worst(plan: Plan, num_prompt_tokens: int, num_completion_tokens: int) -> int:
         """Micro-units; 0 without a budget."""
-        if plan.period is None:
+        if not plan.budgets:
             return 0
         return pricing.worst_case_micros(plan.rates, num_prompt_tokens, num_completion_tokens)
 

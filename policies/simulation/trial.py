@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from policies.engine import Engine
-from policies.policy import Document, Policy
+from policies.policy import Document, Narrowing, Policy
 from policies.pricelist import Listed
 from policies.settings import CLASSES, SlaClass
 
@@ -79,6 +79,15 @@ class WorkerModel(Document, frozen=True):
     """Workers are told what requests were promised and plan by it; else by the classes' priorities alone."""
 
 
+class NarrowedKey(Document, frozen=True, kw_only=True):
+    """A key that may do less than its tenant."""
+
+    narrowing: Narrowing
+    purse_id: str = ""
+    """Under which a budget of its own is counted, the same for keys that were rotated into each other; empty: its
+    own."""
+
+
 class Trial(Document, frozen=True):
     """A question: these arrivals under these policies and classes on these workers."""
 
@@ -87,6 +96,8 @@ class Trial(Document, frozen=True):
     """By tenant; each that arrives has one."""
     workers: dict[str, WorkerModel]
     """By model; a model that is not here does not exist."""
+    keys: dict[str, NarrowedKey] = msgspec.field(default_factory=dict)
+    """Those that may do less than their tenants, by the names in the arrivals."""
     classes: dict[str, SlaClass] = msgspec.field(default_factory=lambda: dict(CLASSES))
     prices: tuple[Listed, ...] = ()
     """The price list; each arrival pays what is on it last, whenever it comes."""

@@ -253,6 +253,13 @@ async def test_a_policy_is_tried_on_posted_arrivals_before_it_counts(desk):
     tried = await desk.made("policies/default/trial", {"arrivals": theirs, "document": strict})
     assert tried["outcome"]["total"]["num_admitted"] == 50
 
+    # Keys are narrowed as they are.
+    narrowing = {"limits": {"requests_per_minute": 5}}
+    key = await desk.made("keys", {"tenant_id": blue["id"], "name": "narrow", "narrowing": narrowing})
+    narrow = [arrival | {"key": key["id"]} for arrival in theirs]
+    tried = await desk.made("policies/default/trial", {"arrivals": narrow, "document": strict})
+    assert tried["outcome"]["total"]["refused"] == {"requests": 45}
+
 
 async def test_a_policy_is_tried_on_what_the_ledger_recorded(desk):
     for text in ("a", "b", "c"):

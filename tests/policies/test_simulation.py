@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from policies import simulation
 from policies.costs import predicted
-from policies.policy import Budget, Limits, Policy, Price
+from policies.policy import Budget, Limits, Narrowing, Policy, Price
 from policies.pricelist import Listed
 from policies.settings import CLASSES
-from policies.simulation import Arrival, Outcome, TooMuch, Trial, WorkerModel, check, run, worker
+from policies.simulation import Arrival, NarrowedKey, Outcome, TooMuch, Trial, WorkerModel, check, run, worker
 from policies.simulation.worker import Work
 
 SMALL = WorkerModel(max_sequences=4, num_blocks=200)
@@ -86,6 +86,21 @@ def test_money_that_runs_out_ends_the_answer_and_then_refuses():
     assert outcome.total.num_completion_tokens == 150
     assert outcome.total.cost_micros == 250
     assert outcome.total.refused == {"budget": 1}
+
+
+def test_a_key_is_narrowed_and_its_own_budget_is_spent_by_those_it_was_rotated_into_too():
+    policy = Policy(budget=Budget(amount=Decimal(1)), prices={"*": Price(prompt=Decimal(1), completion=Decimal(1))})
+    own = NarrowedKey(narrowing=Narrowing(budget=Budget(amount=Decimal("0.00035"), period="day")), purse_id="first")
+    other = NarrowedKey(narrowing=Narrowing(models=("another",)))
+    arrivals = [at(60.0 * n, key=key) for n, key in enumerate(("first", "second", "first", "second", "free", "other"))]
+    keys = {"first": own, "second": own, "other": other}
+    outcome = run(trial(*arrivals, policy=policy, keys=keys, completion_estimate=10))
+    assert outcome.total.refused == {"budget": 1, "model_not_found": 1}
+    assert outcome.total.num_cut == 1
+    assert outcome.total.cost_micros == 350 + 120
+    arrivals = [at(90_000.0 * n, key="first") for n in range(3)]
+    outcome = run(trial(*arrivals, policy=policy, keys=keys, completion_estimate=10))
+    assert (outcome.total.num_admitted, outcome.total.num_cut) == (3, 0), "each day begins with nothing spent"
 
 
 def test_what_is_spent_goes_by_the_price_list_for_the_class_that_serves_and_by_the_engines_seconds():
