@@ -1,4 +1,4 @@
-"""Work on its way to another thread, of which the system may have none left: that is no fault of whoever hands it over."""
+"""Work on its way to another thread, of which the system may have none left: no fault of whoever hands it over."""
 
 from __future__ import annotations
 
