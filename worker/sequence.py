@@ -14,6 +14,7 @@ from policies.batching import Place, token_due_at
 from policies.prefix import Chain
 from policies.terms import MAX_TIMELINE, FinishReason
 from worker.adapters import Adapter
+from worker.forked import Forked, tokens_of
 from worker.sampler import Row
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Sequence:
         self.num_prompt_tokens = len(submit.prompt_token_ids)
         self.num_emitted = len(emitted_token_ids)
         """Tokens of its completion that came from elsewhere."""
-        self.token_ids = [*submit.prompt_token_ids, *emitted_token_ids]
+        self.token_ids = tokens_of(submit.prompt_token_ids, emitted_token_ids, submit.num_sequences)
         """Prompt and completion; only the last one may be UNKNOWN."""
         self.num_known = self.num_unread = len(self.token_ids)
         """``num_unread``: of those that it came with, never computed or found so far."""
@@ -256,7 +257,7 @@ class Sequence:
             yield Row(self.sampling, row.seed, row.prompt_token_ids, row.output_token_ids, row.state, draft[:num])
 
     @property
-    def known_token_ids(self) -> list[int]:
+    def known_token_ids(self) -> list[int] | Forked:
         return self.token_ids if self.num_known == len(self.token_ids) else self.token_ids[: self.num_known]
 
     @property

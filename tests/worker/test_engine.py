@@ -1,8 +1,13 @@
 """The engine's promises one by one, on the device that knows what it should read."""
 
+import tracemalloc
+
+import pytest
+
 from policies.settings import Speculation
 from tests.worker.engine_bench import Bench, expected, tokens
 from tests.worker.scripted import ScriptedRunner
+from worker import forked
 from worker.sequence import UNKNOWN
 
 
@@ -155,6 +160,31 @@ def test_several_answers_share_one_prompt_and_copy_only_the_block_they_part_in()
     bench.run()
     for index in range(4):
         assert bench.answers["a", index] == expected(tokens(10), seed=7 + index)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_answers_that_have_their_prompt_in_one_list_are_the_same(overlaps, monkeypatch):
+    monkeypatch.setattr(forked, "MIN_SHARED", 1)
+    bench = Bench(ScriptedRunner(overlaps=overlaps, num_blocks=32), max_sequences=3)
+    emitted = {0: [], 1: expected(tokens(10), 12, seed=8)[:6], 2: [], 3: []}
+    bench.submit("a", tokens(10), 12, seed=7, num_sequences=4, promise={"emitted_token_ids": emitted})
+    bench.submit("b", tokens(10), 12, seed=7, num_sequences=2)
+    bench.run()
+    for index, before in emitted.items():
+        assert before + bench.answers["a", index] == expected(tokens(10), 12, seed=7 + index)
+    assert bench.answers["b", 1] == expected(tokens(10), 12, seed=8)
+
+
+def test_many_answers_to_a_long_prompt_have_one_copy_of_it():
+    bench = Bench(ScriptedRunner(num_blocks=5_000), prefix_cache=False)
+    prompt = tokens(9_000)
+    tracemalloc.start()
+    assert bench.submit("one", prompt) is None
+    of_one, _ = tracemalloc.get_traced_memory()
+    assert bench.submit("many", prompt, num_sequences=100) is None
+    of_all, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert of_all < 4 * of_one
 
 
 def test_the_last_seed_is_followed_by_the_first():
