@@ -49,11 +49,11 @@ def is_pair(text: str) -> bool:
 
 
 class Blocked:
-    """The thread that follows rules, with something else to do until it is let go."""
+    """A thread that follows rules, with something else to do until it is let go."""
 
-    def __init__(self, guided: Guided) -> None:
+    def __init__(self, guided: Guided, is_slow: bool = False) -> None:
         self._event = threading.Event()
-        guided.grammars._aside.submit(self._event.wait)
+        guided.grammars._aside.submit(self._event.wait, is_slow=is_slow)
 
     def let_go(self) -> None:
         self._event.set()
@@ -125,6 +125,46 @@ def test_others_go_on_while_a_mask_is_not_there(path):
     assert not guided.engine.rests or not guided.engine.has_work
     assert len(guided.answers["again", 0].token_ids) > 1
     guided.close()
+
+
+def test_rules_that_are_slow_and_those_that_are_new_keep_no_others_waiting(path, monkeypatch):
+    guided = Guided(path)
+    monkeypatch.setattr(aside, "SLOW_S", 0.0)
+    guided.submit("slow", "lark", SUMS, max_tokens=5)
+    guided.run()
+    monkeypatch.undo()
+    guided.submit("quick", "lark", PAIRS, max_tokens=20)
+    guided.run()
+    num_before = len(guided.answers["slow", 0].token_ids)
+    blocked = Blocked(guided, is_slow=True)
+    guided.submit("slow2", "lark", SUMS, max_tokens=20, min_tokens=10)
+    guided.submit("new", "lark", 'start: "new"', max_tokens=20)
+    guided.submit("quick2", "lark", PAIRS, max_tokens=20)
+    while not (quick := guided.answers.get(("quick2", 0))) or not quick.reason:
+        guided.step()
+    assert quick.token_ids
+    assert len(guided.answers["slow2", 0].token_ids) < num_before
+    assert ("new", 0) not in guided.answers
+    blocked.let_go()
+    guided.run()
+    assert len(guided.answers["slow2", 0].token_ids) >= 10
+    assert guided.answers["new", 0].text.startswith("new")
+    guided.close()
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_tenants_take_turns(is_slow):
+    threads, goes_on, order = aside.Aside(lambda: None), threading.Event(), []
+    threads.submit(goes_on.wait, b"a", is_slow)
+    for number in range(3):
+        threads.submit(lambda number=number: order.append(("a", number)), b"a", is_slow)
+    others = [threads.submit(lambda name=name: order.append((name, 0)), name.encode(), is_slow) for name in "bc"]
+    last = threads.submit(lambda: order.append(("a", 3)), b"a", is_slow)
+    goes_on.set()
+    for each in (*others, last):
+        each.result()
+    assert order[-2:] == [("a", 2), ("a", 3)]
+    assert {name for name, _ in order[:4]} == {"a", "b", "c"}
 
 
 def test_who_loses_its_blocks_while_it_is_late_goes_on(path):

@@ -1,9 +1,11 @@
-"""Rules that somebody wrote are followed on a thread of their own, and no step waits long for them.
+"""Rules that somebody wrote are followed on threads of their own, and no step waits long for them.
 
 Of what rules make of a text nothing is known before: where they are ambiguous in many ways, a few hundred of them have
 llguidance at one mask for half a minute, and its own bounds, which count items, come near to no time. An answer that is
-held to such rules has no part in a step until its mask is there; the thread makes way for others on its core; and a
-token that takes too long is the last one of all answers with these rules.
+held to such rules has no part in a step until its mask is there; the threads make way for others on their core; and a
+token that takes too long is the last one of all answers with these rules. Rules that have turned out to be slow, and
+those of which nothing is known yet, have a thread apart, and on each of the two tenants take turns: nobody's answers
+stand still for long because of what somebody else wrote.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ import os
 import threading
 import time
 import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from queue import SimpleQueue
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -27,8 +29,10 @@ from worker.grammar.guide import Guide, first_line
 from worker.grammar.trail import Trail
 from worker.sampling.masks import Words
 
-NICE = 5
-"""Of the thread: a third of the share that others have where all want the same core."""
+NICE, SLOW_NICE = 5, 10
+"""Of the threads: a third of the share that others have where all want the same core, and a tenth."""
+SLOW_S = 0.02
+"""Of CPU, to follow one token of rules that are slow from then on."""
 MAX_TOKEN_S = 1.0
 """Of CPU, to follow one token and find what may come next."""
 WAIT_SHARE, MAX_WAIT_S = 0.1, 0.005
@@ -54,23 +58,16 @@ class Found(NamedTuple):
 
 
 class Aside:
-    """The thread. ``wait`` is for the thread of the step loop."""
+    """The threads. ``wait`` is for the thread of the step loop."""
 
     def __init__(self, wake: Callable[[], None], now: Callable[[], float] = time.monotonic) -> None:
-        """``wake``: has the step loop turn, whenever something is there; called on the thread."""
-        self._wake, self._now = wake, now
+        """``wake``: has the step loop turn, whenever something is there; called on the threads."""
+        self._now = now
         self._left_s, self._left_at = 0.0, now()
-        self._asked = SimpleQueue[tuple[Future[Any], Callable[[], Any]]]()
-        """Bounded by the sequences that the engine takes: one each."""
-        # A daemon, since the process does not wait for a mask when it ends.
-        self._thread = threading.Thread(target=self._run, name="rules", daemon=True)
+        self._quick, self._slow = _Lane("rules", NICE, wake), _Lane("slow rules", SLOW_NICE, wake)
 
-    def submit(self, call: Callable[[], _Made]) -> Future[_Made]:
-        if not self._thread.is_alive():
-            self._thread.start()
-        future = Future[_Made]()
-        self._asked.put((future, call))
-        return future
+    def submit(self, call: Callable[[], _Made], tenant: bytes = b"", is_slow: bool = False) -> Future[_Made]:
+        return (self._slow if is_slow else self._quick).submit(call, tenant)
 
     def wait(self, future: Future[Found | None]) -> None:
         """As long as may be; then it is late."""
@@ -81,10 +78,41 @@ class Aside:
         self._left_at = self._now()
         self._left_s = max(0.0, left_s - (self._left_at - now))
 
+
+class _Lane:
+    """A thread, on which tenants take turns."""
+
+    def __init__(self, name: str, nice: int, wake: Callable[[], None]) -> None:
+        self._nice, self._wake = nice, wake
+        self._asked: OrderedDict[bytes, deque[tuple[Future[Any], Callable[[], Any]]]] = OrderedDict()
+        """By tenant, who is next first. Bounded by the sequences that the engine takes: one each."""
+        self._is_asked = threading.Condition()
+        # A daemon, since the process does not wait for a mask when it ends.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def submit(self, call: Callable[[], _Made], tenant: bytes) -> Future[_Made]:
+        if not self._thread.is_alive():
+            self._thread.start()
+        future = Future[_Made]()
+        with self._is_asked:
+            self._asked.setdefault(tenant, deque()).append((future, call))
+            self._is_asked.notify()
+        return future
+
+    def _next(self) -> tuple[Future[Any], Callable[[], Any]]:
+        with self._is_asked:
+            while not self._asked:
+                self._is_asked.wait()
+            tenant, own = self._asked.popitem(last=False)
+            found = own.popleft()
+            if own:
+                self._asked[tenant] = own
+        return found
+
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while True:
-            future, call = self._asked.get()
+            future, call = self._next()
             if not future.set_running_or_notify_cancel():
                 continue
             try:
@@ -103,6 +131,7 @@ class Rules:
         self.vocabulary = vocabulary
         self.lost = ""
         """Why nobody follows it any more."""
+        self.is_slow = False
         self.matcher = LLMatcher(vocabulary, text, log_level=0, limits=LIMITS)
         self.first = self.found(self.matcher.deep_copy(), time.thread_time())
         if self.first.error:
@@ -114,6 +143,7 @@ class Rules:
         if not self.lost and not matcher.is_error():
             matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         seconds = time.thread_time() - began_at
+        self.is_slow = self.is_slow or seconds > SLOW_S
         if seconds > MAX_TOKEN_S:
             self.lost = f"one token takes {seconds:.1f} s, and {MAX_TOKEN_S:g} s are allowed: it is ambiguous"
         error = first_line(matcher.get_error()) if matcher.is_error() else self.lost
@@ -125,15 +155,15 @@ class Rules:
 class AsideGuide(Guide):
     """Nothing is drawn of its answer without a mask, and nothing drafted."""
 
-    __slots__ = ("__weakref__", "_aside", "_coming", "_found", "_rules")
+    __slots__ = ("__weakref__", "_aside", "_coming", "_found", "_rules", "_tenant")
 
     is_aside: ClassVar[bool] = True
 
     def __init__(
-        self, rules: Rules, aside: Aside, eos_token_ids: frozenset[int], stop_token_ids: frozenset[int]
+        self, rules: Rules, aside: Aside, tenant: bytes, eos_token_ids: frozenset[int], stop_token_ids: frozenset[int]
     ) -> None:
         super().__init__(Trail(rules.matcher.deep_copy()), rules.vocabulary, eos_token_ids, stop_token_ids)
-        self._rules, self._aside = rules, aside
+        self._rules, self._aside, self._tenant = rules, aside, tenant
         self._found: Found | None = rules.first
         self._coming: Future[Found | None] | None = None
 
@@ -177,7 +207,8 @@ class AsideGuide(Guide):
     def _follow(self) -> None:
         # Nobody follows an answer that has ended meanwhile.
         own = weakref.ref(self)
-        self._found, self._coming = None, self._aside.submit(lambda: _follow(own()))
+        self._found = None
+        self._coming = self._aside.submit(lambda: _follow(own()), self._tenant, self._rules.is_slow)
 
 
 def _follow(guide: AsideGuide | None) -> Found | None:

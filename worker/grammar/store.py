@@ -21,7 +21,6 @@ from policies.expressions import read
 from policies.grammar import NotReadable, marks_in, schemas_of, spelled
 from policies.holding import KeptGrammars
 from policies.schemas import bound, patterns_of
-from policies.terms import Sampling
 from worker.grammar.ahead import look_ahead
 from worker.grammar.aside import Aside, AsideGuide, Rules
 from worker.grammar.closing import MAX_MASKS, Ends, find_end
@@ -131,8 +130,11 @@ class Grammars:
     def begin(self, submit: wire.Submit) -> None:
         """``turn`` will say what came of it."""
         assert submit.grammar is not None
-        executor = self._aside if submit.grammar.has_written_rules else self._executor
-        future = handed(executor.submit, partial(self._prepare, submit))
+        prepare = partial(self._prepare, submit)
+        if submit.grammar.has_written_rules:
+            future = handed(partial(self._aside.submit, tenant=submit.tenant, is_slow=True), prepare)
+        else:
+            future = handed(self._executor.submit, prepare)
         self._begun[submit.request_id] = future
         future.add_done_callback(lambda done: self._wake())
 
@@ -185,12 +187,13 @@ class Grammars:
         return find_end(matcher.deep_copy(), reach.ends, max_tokens, MAX_MASKS, reach.scan(), reach.expressions)
 
     def _guides(self, compiled: _Compiled, submit: wire.Submit, end: list[int] | None) -> Guides:
-        return {index: self._guide(compiled, submit.sampling, end) for index in submit.indices}
+        return {index: self._guide(compiled, submit, end) for index in submit.indices}
 
-    def _guide(self, compiled: _Compiled, asked: Sampling, end: list[int] | None) -> Guide:
+    def _guide(self, compiled: _Compiled, submit: wire.Submit, end: list[int] | None) -> Guide:
+        asked = submit.sampling
         own_stops = frozenset(asked.stop_token_ids)
         if compiled.rules is not None:
-            return AsideGuide(compiled.rules, self._aside, self._eos_token_ids, own_stops)
+            return AsideGuide(compiled.rules, self._aside, submit.tenant, self._eos_token_ids, own_stops)
         trail, vocabulary, reach = Trail(compiled.matcher.deep_copy()), compiled.vocabulary, compiled.reach
         in_time = None
         if reach is not None:
