@@ -23,8 +23,12 @@ remainder, in half a kilobyte, and none of its bounds is about these. Round ones
 MAX_JOINED = 10
 """Patterns that one text must match together. llguidance makes one automaton of them, and its time more than doubles
 with each: 19 took a second, and nothing stops a thread."""
+MAX_LED = 256
+"""Choices that a choice leads on to at one place of a text, each as often as one of them offers it. For every byte that
+may come llguidance looks at all of them at once, in a time that grows with the square of their number and more: 100
+definitions that are each a choice between all 100 had one mask take five seconds, 150 of them a minute and a half."""
 _MAX_LOOKS = 1 << 18
-"""At parts, for patterns that are joined."""
+"""At parts, for patterns that are joined, and for choices that lead on to others."""
 _MAX_CASES = 64
 """Of what a value may be, by one of each of several anyOf."""
 _DEFINITION = re.compile(r"^[ \t]*[?!]*(_*[A-Za-z]\w*)(?:\[[^\]]*\])?[-.\d \t]*:", re.MULTILINE)
@@ -79,8 +83,9 @@ def fault_of(schema: dict[str, Any], is_strict: bool) -> Fault | None:
 
 
 def unbounded_fault(schema: Any) -> Fault | None:
-    """None: what numbers must be multiples of, and what texts must match, has automata with a bound."""
-    return multiples_fault(schema) or joined_fault(schema)
+    """None: what numbers must be multiples of, and what texts must match, has automata with a bound, and what may be
+    meant at one place of a text has one, too."""
+    return multiples_fault(schema) or joined_fault(schema) or choices_fault(schema)
 
 
 def multiples_fault(schema: Any) -> Fault | None:
@@ -116,6 +121,57 @@ def joined_fault(schema: Any) -> Fault | None:
     except _TooMany:
         return Fault(f"too many parts hold together for a schema that has more than {MAX_JOINED} patterns")
     return None
+
+
+def choices_fault(schema: Any) -> Fault | None:
+    """None: no choice leads on to too many others before anything of a value has come."""
+    looks = _Looks()
+    left: list[tuple[_Path, Any]] = [(None, schema)]
+    ways: dict[int, list[dict[str, Any]]] = {}
+    try:
+        while left:
+            path, node = left.pop()
+            if not isinstance(node, dict):
+                continue
+            num, known, due = 0, {id(node)}, [node]
+            while due and num <= MAX_LED:
+                part = due.pop()
+                following = ways.get(id(part))
+                if following is None:
+                    following = ways[id(part)] = [each for each in _offered(schema, part, looks) if _is_choice(each)]
+                looks.take(len(following))
+                num += len(following)
+                new = {id(each): each for each in following if id(each) not in known}
+                known |= new.keys()
+                due += new.values()
+            if num > MAX_LED:
+                return Fault(f"choices lead on to more than {MAX_LED} others at one place", _written(path))
+            left += [((path, below), child) for _, below, child in parts_of(node)]
+    except _TooMany:
+        return Fault("it has too many choices that lead on to others")
+    return None
+
+
+def _is_choice(part: dict[str, Any]) -> bool:
+    return any(_list_in(part, word) for word in _CHOICES)
+
+
+def _offered(root: Any, part: dict[str, Any], looks: _Looks) -> Iterator[dict[str, Any]]:
+    """Parts that a value of this one may be, where a reference stands for what it leads to. Raises _TooMany."""
+    offered = [each for word in _CHOICES for each in _list_in(part, word)]
+    for each in [*offered, {"$ref": part["$ref"]}] if "$ref" in part else offered:
+        seen = set[int]()
+        while isinstance(each, dict) and id(each) not in seen and not _is_choice(each):
+            seen.add(id(each))
+            if "$ref" not in each:
+                break
+            looks.take()
+            try:
+                each = referred(root, each["$ref"])
+            except LookupError:
+                break
+        if isinstance(each, dict):
+            yield each
 
 
 def conjunctions_fault(lark: str) -> Fault | None:
@@ -279,6 +335,7 @@ def _written(path: _Path) -> str:
     return "".join(reversed(steps))
 
 
+_CHOICES = ("anyOf", "oneOf", "allOf")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _ONES = (

@@ -12,7 +12,7 @@ import pytest
 from gateway.errors import ServiceUnavailable
 from gateway.grammars import Grammars
 from gateway.openai import AskedGrammar, Malformed
-from gateway.schemas import Fault, fault_of, joined_fault, multiples_fault
+from gateway.schemas import Fault, choices_fault, fault_of, joined_fault, multiples_fault
 from policies import holding, wire
 from tests.builders import PATIENCE_S
 
@@ -271,3 +271,49 @@ async def test_what_is_known_of_grammars_has_its_bounds_and_is_counted():
         await grammars.checked(AskedGrammar(wire.Grammar("regex", "é" * 21), "regex"))
     assert (grammars.num_read, grammars.num_known_hits, grammars.num_refused) == (5, 1, 1)
     grammars.close()
+
+
+def choices(leads_to) -> dict[str, object]:
+    """Sixty definitions, each a choice of those that it leads to, and texts."""
+    ways = {f"d{at}": [{"$ref": f"#/$defs/d{other}"} for other in range(60) if leads_to(at, other)] for at in range(60)}
+    return {name: {"anyOf": [*way, {"type": "string"}]} for name, way in ways.items()}
+
+
+@pytest.mark.parametrize("leads_to", [lambda at, other: True, lambda at, other: at < other])
+def test_choices_that_lead_on_to_too_many_others_are_refused(leads_to):
+    """A mask takes seconds, and nothing stops llguidance."""
+    defs = choices(leads_to)
+    behind = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"$ref": "#/$defs/c"}}}
+    for root, path in (({"$ref": "#/$defs/d0"}, ""), (behind, ".properties.b"), ({"items": defs["d0"]}, ".items")):
+        fault = fault_of({**root, "$defs": {**defs, "c": {"$ref": "#/$defs/d0"}}}, True)
+        assert "choices lead on to more than 256 others" in str(fault)
+        assert fault.path in (path, ".$defs.c")
+
+
+async def test_rules_may_have_no_schema_whose_choices_lead_on_to_too_many_others(grammars):
+    schema = json.dumps({"$ref": "#/$defs/d0", "$defs": choices(lambda at, other: True)})
+    with pytest.raises(Malformed, match="choices lead on"):
+        await grammars.checked((wire.Grammar("lark", f"start: %json {schema}", True), "grammar"))
+
+
+async def test_choices_between_many_things_that_are_none_are_no_fault(grammars):
+    expression = {"$ref": "#/$defs/expression"}
+    kinds = {
+        f"k{at}": {
+            "type": "object",
+            "properties": {"kind": {"const": f"k{at}"}, "of": {"type": "array", "items": expression}, "to": expression},
+            "required": ["kind"],
+            "additionalProperties": False,
+        }
+        for at in range(40)
+    }
+    tree = {"$defs": {"expression": {"anyOf": [{"$ref": f"#/$defs/{kind}"} for kind in kinds]}, **kinds}, **expression}
+    assert await grammars.checked(asked(tree)) is not None
+    optional = {f"p{at}": {"anyOf": [expression, {"type": "null"}]} for at in range(300)}
+    for schema in (
+        {**tree, "properties": optional},
+        {"anyOf": [{"$ref": "#/$defs/k0"}] * 2000, "$defs": tree["$defs"]},
+        {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+        {"$ref": "#"},
+    ):
+        assert choices_fault(schema) is None
