@@ -152,6 +152,18 @@ def test_rules_that_are_slow_and_those_that_are_new_keep_no_others_waiting(path,
     guided.close()
 
 
+def test_rules_that_were_compiled_are_followed_where_no_more_threads_can_be_had(path):
+    guided = Guided(path)
+    guided.submit("a", "lark", PAIRS, max_tokens=20)
+    before = threading.stack_size(1 << 46)  # more than there are addresses
+    try:
+        guided.run()
+    finally:
+        threading.stack_size(before)
+    assert guided.answers["a", 0].token_ids
+    guided.close()
+
+
 @pytest.mark.parametrize("is_slow", [False, True])
 def test_tenants_take_turns(is_slow):
     threads, goes_on, order = aside.Aside(lambda: None), threading.Event(), []

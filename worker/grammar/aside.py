@@ -67,6 +67,9 @@ class Aside:
         self._quick, self._slow = _Lane("rules", NICE, wake), _Lane("slow rules", SLOW_NICE, wake)
 
     def submit(self, call: Callable[[], _Made], tenant: bytes = b"", is_slow: bool = False) -> Future[_Made]:
+        """Raises RuntimeError where no threads can be had; once it has not, it does not."""
+        for lane in (self._quick, self._slow):
+            lane.start()
         return (self._slow if is_slow else self._quick).submit(call, tenant)
 
     def wait(self, future: Future[Found | None]) -> None:
@@ -90,9 +93,11 @@ class _Lane:
         # A daemon, since the process does not wait for a mask when it ends.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def submit(self, call: Callable[[], _Made], tenant: bytes) -> Future[_Made]:
+    def start(self) -> None:
         if not self._thread.is_alive():
             self._thread.start()
+
+    def submit(self, call: Callable[[], _Made], tenant: bytes) -> Future[_Made]:
         future = Future[_Made]()
         with self._is_asked:
             self._asked.setdefault(tenant, deque()).append((future, call))
