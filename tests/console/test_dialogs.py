@@ -64,6 +64,25 @@ def test_a_new_key_outlives_the_way_back_and_its_dialog_tells_what_became_of_it(
     assert console.dialog().get_by_label("The new key").inner_text() == key
 
 
+def test_a_new_key_may_have_a_budget_and_what_it_has_spent_is_drawn_beside_it(console, tenant):
+    page = console.page
+    of_one(console, tenant)
+    console.button("New key").click()
+    console.dialog().get_by_label("Name").fill("with money")
+    console.dialog().get_by_label("Budget").fill("-1")
+    console.dialog().get_by_label("For each").select_option("week")
+    console.button("Create key").click()
+    console.dialog().get_by_text("must be 0 or more").wait_for()
+    console.wrong.clear()  # the browser says that a call was answered 400
+    console.dialog().get_by_label("Budget").fill("5")
+    console.button("Create key").click()
+    console.dialog().get_by_label("The new key").wait_for()
+    console.button("Done").click()
+    page.get_by_text("Budget of the week: 0.00 USD of 5.00 USD").wait_for()
+    console.settled()
+    assert console.serious() == []
+
+
 def test_the_focus_stays_with_what_was_changed(console, house, tenant):
     posted(house, "/admin/v1/keys", {"tenant_id": tenant["id"], "name": "k"}, house.admin_key)
     of_one(console, tenant)

@@ -110,24 +110,33 @@ export async function open({ me, values, closing }) {
     await Promise.all([readKeys(), readLimits()]);
   }
 
+  const drawBudget = (title, budget) => meter(title, budget.used_micros, budget.amount_micros,
+    `${title} of the ${budget.period}: ${format.money(budget.used_micros, budget.currency)} of ${format.money(budget.amount_micros, budget.currency)}`);
+
   function drawLimits({ ceilings, budget }) {
     if (!ceilings.length && !budget) return empty("No ceiling", "The policy sets neither limits nor a budget.");
     const name = (each) => `${LIMITS[each.limit] || each.limit}${each.model ? `, ${each.model}` : ""}`;
     return h("div", { class: "tiles" },
       ceilings.map((each) => h("div", {}, meter(name(each), each.used, each.ceiling, `${name(each)}: ${format.count(each.used)} of ${format.count(each.ceiling)}`))),
-      budget && h("div", {}, meter("Budget", budget.used_micros, budget.amount_micros,
-        `Budget of the ${budget.period}: ${format.money(budget.used_micros, budget.currency)} of ${format.money(budget.amount_micros, budget.currency)}`)));
+      budget && h("div", {}, drawBudget("Budget", budget)));
   }
 
   function drawKeys(tenant, keys, read) {
     if (!keys.length) return empty("No key yet", "A key lets programs ask in the name of this tenant.");
     const now = Date.now() / 1000;
+    const hasBudget = (key) => key.narrowing && key.narrowing.budget && !key.revoked_at;
+    const budgetOf = (key) => {
+      const cell = h("div");
+      get(`keys/${key.id}/limits`).then(({ key_budget: budget }) => put(cell, budget && drawBudget("Budget", budget)), (error) => put(cell, note(error.message, "bad")));
+      return cell;
+    };
     const state = (key) => (key.revoked_at ? tag("revoked", "bad") : key.expires_at && key.expires_at <= now ? tag("expired", "warn") : key.expires_at ? tag(`until ${format.at(key.expires_at)}`, "warn") : tag("active", "good"));
     return table("Keys", [
       { title: "Name", row: true, cut: true, cell: (key) => key.name },
       { title: "State", cell: state },
       { title: "Key", nowrap: true, cell: (key) => (key.last_four ? h("code", {}, `${key.prefix}…${key.last_four}`) : h("span", { class: "soft" }, "not kept")) },
       { title: "Made", nowrap: true, cell: (key) => format.at(key.created_at) },
+      ...(keys.some(hasBudget) ? [{ title: "Budget", cell: (key) => hasBudget(key) && budgetOf(key) }] : []),
       { title: "Actions", unseen: true, cell: (key) => canChange && !key.revoked_at && h("div", { class: "buttons" },
         button("Rotate", () => rotate(key, read), "quiet", { "aria-label": `Rotate ${key.name}` }),
         button("Revoke", async () => {
@@ -150,10 +159,13 @@ export async function open({ me, values, closing }) {
       field("Name", input("name", { required: true, autofocus: true, maxlength: 128 }), "What will use it."),
       field("Ends after", select("days", [["", "never"], ["1", "a day"], ["30", "30 days"], ["90", "90 days"], ["365", "a year"]], ""), "", "expires_at"),
       field("Networks", input("networks", { placeholder: "10.0.0.0/8, 192.168.1.0/24" }), "Where its requests may come from; empty: anywhere."),
+      field("Budget", input("amount", { inputmode: "decimal", placeholder: "5.00" }), "What it may spend of its tenant's money; empty: all of it.", "narrowing.budget.amount"),
+      field("For each", select("period", [["day", "day"], ["week", "week"], ["month", "month"]], "month"), "", "narrowing.budget.period"),
     ], async (said) => close(await post("keys", {
       tenant_id: tenant.id, name: said.name,
       networks: said.networks.split(/[\s,]+/).filter(Boolean),
       expires_at: said.days ? Math.floor(Date.now() / 1000) + 86400 * Number(said.days) : null,
+      narrowing: said.amount ? { budget: { amount: said.amount, period: said.period } } : null,
     })), [submit("Create key"), button("Cancel", () => close())]));
     if (!made) return;
     await showSecret(`The key ${made.name}`, made);
