@@ -14,6 +14,8 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+from gateway.store.sqlite import private
+
 log = logging.getLogger(__name__)
 
 Row = tuple[str, bytes]
@@ -40,6 +42,7 @@ def salvage(path: Path, schema: str) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(f"{path}{suffix}", f"{aside}{suffix}")
         rows = readable_in(aside)
+        private(path)
         with contextlib.closing(sqlite3.connect(path)) as fresh, fresh:
             fresh.execute(schema)
             fresh.executemany("INSERT OR IGNORE INTO spool VALUES (?, ?)", rows)

@@ -23,6 +23,7 @@ from gateway.clock import Clock
 from gateway.ledger.entry import Entry, RowRefused, WriteError, Writer
 from gateway.ledger.salvage import alone, is_damage, salvage
 from gateway.store import PRAGMAS
+from gateway.store.sqlite import private
 
 log = logging.getLogger(__name__)
 
@@ -290,6 +291,7 @@ class Spool:
         """Gateways that lose their database make the file at the same instant. SQLite would tell all but one of them
         that it is locked, at once: it has nobody wait while the mode of a file changes."""
         with alone(self._path):
+            private(self._path)
             connection = sqlite3.connect(self._path, check_same_thread=False)
             try:
                 for pragma in PRAGMAS:

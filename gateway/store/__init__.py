@@ -209,7 +209,7 @@ def url_of(config: settings.Store) -> sa.URL:
 async def opened(config: settings.Store) -> AsyncIterator[Store]:
     """The store with its schema up to date. Raises StoreError."""
     url, data_dir = url_of(config), Path(config.data_dir)
-    with _held(data_dir, exclusively=_is_sqlite(url)):
+    with _held(data_dir, _database(url)):
         async with _engine_of(url) as engine:
             applied = await _of_schema(engine, url, migrations.upgrade)
             async with contextlib.aclosing(Store(engine, data_dir, _database(url), applied)) as rooms:
@@ -279,19 +279,23 @@ async def _of_schema(engine: AsyncEngine, url: sa.URL, work: Callable[[sa.Connec
 
 
 @contextlib.contextmanager
-def _held(data_dir: Path, exclusively: bool) -> Any:
-    """The data directory, there and writable; exclusively: nobody else's while this lasts."""
+def _held(data_dir: Path, database: Path | None) -> Any:
+    """The data directory, there and writable; with a ``database`` in it nobody else's while this lasts."""
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(data_dir / "penstock.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StoreError(f"the data directory {data_dir} cannot be written: {error.strerror}") from None
     try:
-        if exclusively:
+        if database is not None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise StoreError(f"the data directory {data_dir} is in use by another Penstock") from None
+            try:
+                sqlite.private(database)
+            except OSError as error:
+                raise StoreError(f"the database {database} cannot be opened: {error.strerror}") from None
         yield
     finally:
         os.close(lock)

@@ -8,8 +8,11 @@ in coming; until then nobody else could write.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import sqlite3
 from functools import partial
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -38,6 +41,14 @@ class OnThread(aiosqlite.Connection):
 
     def stop(self) -> asyncio.Future[Any] | None:
         return super().stop() if self._running else None
+
+
+def private(path: Path) -> None:
+    """The file is there, and where it was not nobody else can read it: nor what SQLite writes beside it, which it makes
+    as open as the file. Raises OSError."""
+    # One that is there is not opened: closing it would end the locks of all that this process has to do with it.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def connect(database: str, **named: Any) -> OnThread:

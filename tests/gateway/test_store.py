@@ -24,9 +24,10 @@ from gateway.auth import Auth
 from gateway.bootstrap import ADMIN_KEY, API_KEY, bootstrap
 from gateway.clock import Clock
 from gateway.directory import Directory
+from gateway.ledger.spool import Spool
 from policies import settings
 from policies.policy import Limits, Policy
-from tests.builders import PATIENCE_S
+from tests.builders import PATIENCE_S, an_entry
 from tests.residents import visiting
 
 REVISIONS = sorted(path.name[:4] for path in migrations.DIRECTORY.glob("0*.py"))
@@ -160,6 +161,19 @@ async def test_a_step_that_fails_leaves_nothing_behind(store_settings):
                 await connection.execute(sa.text("CREATE TABLE half (id INTEGER)"))
             await connection.rollback()
         assert "half" not in await connection.run_sync(lambda sync: sa.inspect(sync).get_table_names())
+
+
+async def test_nobody_else_reads_the_files_of_a_store_in_a_directory_that_is_open_to_all(tmp_path):
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(os.umask, os.umask(0o022))
+        rooms = await stack.enter_async_context(store.opened(settings.Store(data_dir=str(tmp_path))))
+        await bootstrap(rooms, {})
+        kept = Spool(tmp_path / "spool.db")
+        kept.keep([an_entry()])
+        modes = {path.name: path.stat().st_mode & 0o077 for path in tmp_path.iterdir() if path.is_file()}
+        kept.close()
+    assert {"penstock.db", "penstock.db-wal", "spool.db", "spool.db-wal"} <= modes.keys()
+    assert set(modes.values()) == {0}, modes
 
 
 async def test_a_store_of_a_newer_version_is_refused(store_settings):
