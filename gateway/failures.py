@@ -81,7 +81,9 @@ def of_http(error: web.HTTPException, request: web.Request) -> GatewayError:
     """aiohttp's own refusals, before a handler runs or while it reads the body."""
     match error:
         case web.HTTPNotFound():
-            return NotFound(f"Invalid URL ({request.method} {request.path})")
+            meant = _meant(request)
+            hint = f"; did you mean {meant}?" if meant else ""
+            return NotFound(f"Invalid URL ({request.method} {request.path}){hint}")
         case web.HTTPMethodNotAllowed():
             allowed = ", ".join(sorted(error.allowed_methods))
             return MethodNotAllowed(
@@ -95,3 +97,12 @@ def of_http(error: web.HTTPException, request: web.Request) -> GatewayError:
             return UnsupportedMediaType("Unsupported content type: send the body as application/json")
         case _:
             return InvalidRequest(error.reason)
+
+
+def _meant(request: web.Request) -> str | None:
+    """The address of a client whose base URL lacks /v1, has it twice or has something before it, or that ends with a
+    slash."""
+    path = request.path.rstrip("/")
+    known = (resource.canonical for resource in request.app.router.resources())
+    ours = [each for each in known if each.startswith(("/v1/", "/api/")) and "{" not in each]
+    return next((each for each in ours if each == f"/v1{path}" or path.endswith(each)), None)

@@ -373,7 +373,7 @@ def _text(content: str | list[TextBlock]) -> str:
 
 def _tool(tool: Tool, path: str) -> dict[str, Any]:
     if tool.type not in (None, "custom"):
-        # Some of them run at Anthropic and others at the client; what they are is known to Anthropic's models alone.
+        # Some of them run at Anthropic and others at the client; what they are only Anthropic's models know.
         what = f"'{path}.type': the tool {str(tool.type)[:60]} is one of Anthropic's own; only custom ones are taken"
         raise Malformed(what, f"{path}.type")
     if tool.input_schema is None:

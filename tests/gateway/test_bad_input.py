@@ -298,6 +298,15 @@ async def test_wrong_methods_types_and_addresses(front: Front):
     assert_error(answer, None, "unsupported_media_type")
     status, answer, _ = await ask("POST", CHAT, data={"model": "demo"})
     assert status == 415
+    for path, meant in (
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/openai/v1/embeddings", "/v1/embeddings"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/v1/api/tags", "/api/tags"),
+    ):
+        status, answer, _ = await front.post(path, {})
+        assert (status, answer["error"]["message"]) == (404, f"Invalid URL (POST {path}); did you mean {meant}?")
     for path in ("/nothing", "/v1", "/v1/nothing", "/v1/chat/completions/", "/%00", "/v1/models/"):
         status, answer, _ = await ask("GET", path)
         assert status == 404, path
