@@ -98,12 +98,19 @@ def num_matrix_weights(architecture: Architecture) -> int:
 
 
 def decoder(architecture: Architecture, device: torch.device, quantization: Quantization) -> Decoder:
-    """Ours, of bfloat16, quantised as asked. Raises ModelError."""
+    """Ours, of bfloat16, quantised as asked. Raises ModelError.
+
+    A layer adds little to what it is given, as in a trained model, for embeddings are large beside the matrices. Else,
+    where there are experts, a row that is rounded otherwise goes through others in the next layer, and in the last one
+    says something else, for which a graph would be taken for wrong (``worker.graphs.FARTHEST``).
+    """
     generator = torch.Generator(device).manual_seed(0)
 
     def take(name: str, size: tuple[int, ...]) -> Tensor:
         tensor = torch.ones(size, dtype=torch.bfloat16, device=device)
-        return tensor if name.endswith("norm.weight") else tensor.normal_(0.0, 0.02, generator=generator)
+        if name.endswith("norm.weight"):
+            return tensor
+        return tensor.normal_(0.0, 1.0 if name == "embed_tokens.weight" else 0.02, generator=generator)
 
     return build_decoder(
         Shard.of(architecture),

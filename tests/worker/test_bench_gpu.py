@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,12 @@ from benchmarks.engine_gpu.__main__ import main
 from benchmarks.engine_gpu.bench import PARTS
 from benchmarks.engine_gpu.device import covered
 from benchmarks.engine_gpu.report import Report, read
+from benchmarks.engine_gpu.weights import TINY_MIXTURE, decoder
+from policies.settings import Engine
+from worker.graphs import FARTHEST
+from worker.inputs import Span
+from worker.models.architecture import Mixture
+from worker.runner import Runner
 
 
 def test_every_part_measures_something_on_a_cpu(tmp_path):
@@ -49,6 +56,21 @@ def test_a_mixture_is_measured_beside_the_same_mixtures(tmp_path):
     # A token reads two of eight experts: attention, router, experts; and the head.
     layer = 64 * ((8 + 4) * 16 + 8 + 2 * 3 * 32)
     assert report["weight_bytes"] == 2 * (2 * layer + 320 * 64)
+
+
+def test_a_deep_mixture_says_the_same_however_it_is_rounded():
+    """Else its graphs would be taken for wrong, and it would be measured without."""
+    num_layers, place = 24, torch.device("cpu")
+    sizes = {"num_layers": num_layers, "hidden_size": 128, "intermediate_size": 256, "mixture": Mixture(64, 2, True)}
+    deep = replace(TINY_MIXTURE, **sizes, layer_ropes=(0,) * num_layers, windows=(0,) * num_layers)
+    model, said = decoder(deep, place, "none"), []
+    for attention in ("reference", "auto"):
+        engine = Engine(device="cpu", attention=attention, num_threads=1, max_model_tokens=64, max_sequences=1)
+        runner = Runner.of(model, engine, num_blocks=4)
+        said.append(runner.forward([Span(list(range(40)), 0, [0, 1, 2, 3], 40)]).clone())
+    apart = (said[0] - said[1]).square().mean(-1).sqrt() / said[0].std(-1)
+    # A shape that is measured is larger in every way, and more of what is rounded comes out.
+    assert apart.max() < FARTHEST / 10
 
 
 def test_what_would_begin_too_late_is_named_instead(tmp_path):
