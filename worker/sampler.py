@@ -118,11 +118,11 @@ class Sampler:
         assert logits.shape == (len(rows), self.vocab_size), (logits.shape, len(rows), self.vocab_size)
         asking = [i for i, row in enumerate(rows) if row.sampling.num_logprobs is not None]
         adjusted: list[Adjusted] = []
+        begun: dict[tuple[int, int], _Notes] = {}
         for i, row in enumerate(rows):
             notes = row.state
             if not isinstance(notes, _Notes):
-                adjustments = Adjustments.of(row.sampling, row.prompt_token_ids, self.eos_token_ids, self.vocab_size)
-                row.state = notes = _Notes(adjustments, wish_of(row.sampling))
+                row.state = notes = self._noted(row, begun)
             if notes.adjustments is not None and (masks is None or i not in masks.ending):
                 adjusted.append((i, notes.adjustments, row.output_token_ids, row.draft_token_ids))
         kernels = library() if self._is_compiled and (maxima is not None or logits.device.type == "cpu") else None
@@ -131,6 +131,17 @@ class Sampler:
             return _sampled(self._checked(logits, rows, maxima, masks, kernels))
         with torch.inference_mode():
             return self._start(logits, rows, maxima, masks, kernels, asking, adjusted)
+
+    def _noted(self, row: Row, begun: dict[tuple[int, int], _Notes]) -> _Notes:
+        """``begun``: with this step, by what the answers of one request share; what it takes to read a long prompt and
+        many wishes is not taken for each of them."""
+        key = id(row.sampling), id(row.prompt_token_ids)
+        known = begun.get(key)
+        if known is not None:
+            return _Notes(None if known.adjustments is None else known.adjustments.twin(), known.wish)
+        adjustments = Adjustments.of(row.sampling, row.prompt_token_ids, self.eos_token_ids, self.vocab_size)
+        begun[key] = _Notes(adjustments, wish_of(row.sampling))
+        return begun[key]
 
     def _start(
         self,

@@ -8,7 +8,7 @@ token a step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,14 @@ class Counts:
         self._token_ids = prompt
         self._num_output = np.zeros(len(prompt), dtype=np.float32)
         self._num_counted = 0
+
+    def twin(self) -> Counts:
+        """Of another sequence of the same prompt, before anything of either's output is counted."""
+        assert not self._num_counted
+        twin = Counts.__new__(Counts)
+        twin._places, twin._token_ids = dict(self._places), self._token_ids.copy()
+        twin._num_output, twin._num_counted = self._num_output.copy(), 0
+        return twin
 
     def update(self, output_token_ids: Sequence[int]) -> None:
         """Count the tokens sampled since the last call. The list only ever grows."""
@@ -123,6 +131,10 @@ class Adjustments:
             stop_ids=np.array(stop_ids, dtype=np.int64),
             endings=endings,
         )
+
+    def twin(self) -> Adjustments:
+        """Of another sequence that asks for the same behind the same prompt, see Counts."""
+        return replace(self, counts=None if self.counts is None else self.counts.twin())
 
     def completing(self, output: Sequence[int], draft: Sequence[int]) -> set[int]:
         """Tokens that would complete a bad word behind these."""
