@@ -69,6 +69,14 @@ _CUTS = {
     "seed-coder": _Cut((rf"{_WORDS}\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",)),
     "deepseek-llm": _DEEPSEEK,
     "deepseek-coder": _Cut((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")),
+    "deepseek-v3": _Cut(
+        (
+            r"\p{N}{1,3}",
+            "[一-龥぀-ゟ゠-ヿ]+",
+            r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+"
+            r"|\s+(?!\S)|\s+",
+        )
+    ),
     "viking": _Cut((r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}")),
     "tekken": _TEKKEN,
     "gpt-4o": _GPT4O,

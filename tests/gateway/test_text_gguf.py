@@ -128,6 +128,7 @@ def test_words_are_cut_by_the_name_of_their_expression(tmp_path, cut):
 WORDS = {
     "deepseek-llm": "I|'|ll| say|:| |你好|，|世界|!| x|2345| =| | y|\r|\n|\tÇ|a| va|?| (|ok|)| HTTP|3",
     "deepseek-coder": "I|'|ll| say|:| |你好|，|世界|!| x|2|3|4|5| = | y|\r|\n|\tÇa| va|?| (|ok|)| HTTP|3",
+    "deepseek-v3": "I|'ll| say|:| |你好|，|世界|!| x|234|5| =| y|\r\n|\tÇa| va|?| (|ok|)| HTTP|3",
     "seed-coder": "I|'ll| say|:| 你好|，世界|!| x|2|3|4|5| =| | y|\r\n|\tÇa| va|?| (|ok|)| HTTP|3",
     "viking": "I'll| say:| 你好|，|世界|!| x|2|3|4|5| =| | y|\r\n\t|Ça| va|? (|ok|)| HTTP|3",
     "refact": "I|'ll| say|:| 你好|，|世界|!| x|2|3|4|5| =| | y|\r\n|\t|Ça| va|?| (|ok|)| HTTP|3",

@@ -16,7 +16,7 @@ KINDS = {"phi3": "Phi3ForCausalLM", "llama": "LlamaForCausalLM", "mistral": "Mis
 KINDS |= {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 KINDS |= {"mixtral": "MixtralForCausalLM", "qwen3moe": "Qwen3MoeForCausalLM"}
 KINDS |= {"gemma2": "Gemma2ForCausalLM", "gemma3": "Gemma3ForCausalLM"}
-KINDS |= {"gpt-oss": "GptOssForCausalLM"}
+KINDS |= {"gpt-oss": "GptOssForCausalLM", "deepseek2": "DeepseekV2ForCausalLM", "deepseek3": "DeepseekV3ForCausalLM"}
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 256,
@@ -28,6 +28,22 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 1,
     "bos_token_id": 2,
     "pad_token_id": 0,
+}
+DEEPSEEK: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 96,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+    "n_group": 1,
+    "topk_group": 1,
 }
 GPT_OSS: dict[str, Any] = {
     "head_dim": 32,
@@ -68,6 +84,9 @@ def a_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
             else:
                 parameter.copy_(torch.randn_like(parameter) * (1.0 if name.endswith("sinks") else 0.08))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.2)
     return model
 
 
@@ -101,11 +120,11 @@ def write(
     matrices are stored, by the last part of their name in the file ("attn_q"), "experts" for theirs, "" for all others.
     ``experts_apart``: each has tensors of its own, as in old files."""
     kinds = {"": kinds} if isinstance(kinds, str) else kinds
-    own = "llama" if architecture in ("mistral", "mixtral") else architecture
+    own = {"mistral": "llama", "mixtral": "llama", "deepseek3": "deepseek2"}.get(architecture, architecture)
     number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == own)
     names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, own)
-    _describe(writer, model.config, own)
+    _describe(writer, model.config, own, architecture)
     for key, value in (metadata or {}).items():
         {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool}.get(
             type(value), writer.add_array
@@ -114,6 +133,9 @@ def write(
         module, _, ending = name.rpartition(".")
         if module.endswith(".experts"):
             _write_experts(writer, name, parameter, kinds, experts_apart, own == "gpt-oss")
+            continue
+        if architecture == "deepseek3" and module.endswith(".kv_b_proj"):
+            _write_latent(writer, name, parameter, model.config, kinds)
             continue
         if ending == "sinks":
             module, ending = name, "weight"
@@ -136,6 +158,9 @@ def write(
         writer.add_tensor(f"{module}.{ending}", raw, raw_dtype=gguf.GGMLQuantizationType[kind])
         with torch.no_grad():
             parameter.copy_(torch.from_numpy(_apart(meant, heads[last]) if is_turned else meant.copy()))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            writer.add_tensor(f"blk.{name.split('.')[2]}.exp_probs_b.bias", buffer.numpy())
     for name, values in (extra or {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
@@ -143,6 +168,21 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return model
+
+
+def _write_latent(writer: Any, name: str, parameter: torch.Tensor, config: Any, kinds: Mapping[str, str]) -> None:
+    """Of each head what makes the keys, turned, and what makes the values."""
+    by_head = parameter.view(config.num_attention_heads, -1, config.kv_lora_rank)
+    keys, values = by_head.split([config.qk_nope_head_dim, config.v_head_dim], 1)
+    for own, part in (("attn_k_b", keys.mT), ("attn_v_b", values)):
+        weight, kind = part.detach().contiguous().numpy(), kinds.get(own, kinds.get("", "F32"))
+        raw, meant = weight, weight
+        if kind != "F32":
+            raw, meant = blocks(weight.reshape(-1, weight.shape[2]), kind)
+            raw = raw.reshape(*weight.shape[:2], -1)
+        writer.add_tensor(f"blk.{name.split('.')[2]}.{own}.weight", raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+        with torch.no_grad():
+            part.copy_(torch.from_numpy(meant.reshape(weight.shape).copy()))
 
 
 def write_gpt_oss(path: Path, kinds: Mapping[str, str] | str = "F32", **metadata: Any) -> Path:
@@ -182,23 +222,26 @@ def _write_experts(
             part.copy_(torch.from_numpy(meant.reshape(weight.shape).copy()))
 
 
-def _describe(writer: Any, config: Any, architecture: str) -> None:
+def _describe(writer: Any, config: Any, architecture: str, family: str) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_head_count_kv(1 if family == "deepseek3" else config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     ropes = config.rope_parameters
-    if architecture != "phi3":
+    if architecture == "deepseek2":
+        _describe_deepseek(writer, config, ropes, family)
+        head_dim = config.qk_rope_head_dim
+    elif architecture != "phi3":
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(int(head_dim * ropes.get("partial_rotary_factor", 1.0)))
     writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
-    if num_experts := getattr(config, "num_local_experts", None):
+    if num_experts := getattr(config, "num_local_experts", getattr(config, "n_routed_experts", None)):
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         inner = config.intermediate_size if architecture == "gpt-oss" else None
@@ -214,6 +257,33 @@ def _describe(writer: Any, config: Any, architecture: str) -> None:
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def _describe_deepseek(writer: Any, config: Any, ropes: Mapping[str, Any], family: str) -> None:
+    if family == "deepseek3":
+        writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+        writer.add_value_length(config.kv_lora_rank)
+        writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
+        writer.add_value_length_mla(config.v_head_dim)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    else:
+        writer.add_key_length(config.qk_nope_head_dim + config.qk_rope_head_dim)
+        writer.add_value_length(config.v_head_dim)
+    if config.q_lora_rank:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(family == "deepseek3" and config.norm_topk_prob)
+    if config.n_group > 1:
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    if ropes["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(ropes["factor"])
+        writer.add_rope_scaling_orig_ctx_len(ropes["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_log_mul(0.1 * ropes["mscale_all_dim"])
 
 
 def _paired(weight: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:

@@ -40,6 +40,8 @@ ENGINE = settings.Engine(
 """Without the kernels, which round activations to eight bits as well."""
 TOKEN_IDS = [(7 * place + 3) % 96 for place in range(30)]
 ROPE = {"rope_type": "default", "rope_theta": 5e4}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+YARN |= {"mscale": 0.9, "mscale_all_dim": 0.9}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"rope_parameters": ROPE}),
     "llama, tied, biased, wide heads": (
@@ -61,6 +63,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gpt-oss": ("gpt-oss", gguf_files.GPT_OSS),
+    "deepseek2": ("deepseek2", {**gguf_files.DEEPSEEK, "q_lora_rank": None, "rope_parameters": ROPE}),
+    "deepseek2, groups of experts": (
+        "deepseek2",
+        {**gguf_files.DEEPSEEK, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+    ),
+    "deepseek3": ("deepseek3", {**gguf_files.DEEPSEEK, "n_group": 2, "rope_parameters": YARN}),
+    "deepseek3, not normed": ("deepseek3", {**gguf_files.DEEPSEEK, "norm_topk_prob": False}),
     "phi3": ("phi3", {"sliding_window": 9}),
     "phi3, turning half": ("phi3", {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}),
     "gemma2": ("gemma2", {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 9}),
@@ -275,7 +284,7 @@ def test_a_damaged_or_cut_file_is_refused_in_one_sentence_or_read(at, value, num
 REFUSED = {
     "an architecture that is not served": (
         lambda at: at.write_bytes(at.read_bytes().replace(b"llama", b"mamba")),
-        "the GGUF architecture mamba is not supported; supported are gemma2, gemma3, gpt-oss, llama, ",
+        "the GGUF architecture mamba is not supported; supported are deepseek2, gemma2, gemma3, gpt-oss, llama, ",
     ),
     "a missing tensor": (
         lambda at: at.write_bytes(at.read_bytes().replace(b"blk.1.ffn_up", b"blk.1.ffn_um")),
@@ -301,7 +310,7 @@ REFUSED = {
     ),
     "a mixture of experts": (
         lambda at: gguf_files.write(at, "qwen2", gguf_files.a_model("qwen2"), metadata={"qwen2.expert_count": 8}),
-        "is a mixture of experts of the architecture qwen2; mixtures of gpt-oss, llama, qwen3moe are supported",
+        "is a mixture of experts of the architecture qwen2; mixtures of deepseek2, gpt-oss, llama, qwen3moe are ",
     ),
     "a mixture without its experts": (
         lambda at: gguf_files.write(

@@ -1,11 +1,12 @@
-"""The experts of a GGUF file: side by side in one tensor, or each in one of its own, whole and on several ranks; and
-gpt-oss, whose experts have biases."""
+"""The experts of a GGUF file: side by side in one tensor, or each in one of its own, whole and on several ranks. Beside
+them what gpt-oss has, whose experts have biases, and DeepSeek, whose heads have their keys and values of one latent."""
 
 from __future__ import annotations
 
 from itertools import accumulate
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -28,6 +29,8 @@ from worker.runner import Runner
         ("qwen3moe", "Q4_1", True),
         ("gpt-oss", "MXFP4", False),
         ("gpt-oss", "Q4_0", False),
+        ("deepseek2", "Q4_0", False),
+        ("deepseek3", "Q4_1", True),
     ],
 )
 def test_experts_are_read_without_a_loss_side_by_side_and_apart(tmp_path, name, kind, are_apart):
@@ -39,7 +42,9 @@ def test_experts_are_read_without_a_loss_side_by_side_and_apart(tmp_path, name, 
     torch.testing.assert_close(logits_of(tmp_path / "model.gguf"), oracle_logits(model, TOKEN_IDS), atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("mixtral", "Q4_0"), ("qwen3moe", "Q4_0"), ("gpt-oss", "MXFP4")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("mixtral", "Q4_0"), ("qwen3moe", "Q4_0"), ("gpt-oss", "MXFP4"), ("deepseek3", "Q4_0")]
+)
 def test_ranks_share_the_experts_of_a_file(tmp_path, name, kind):
     architecture, changes = MODELS[name]
     path = tmp_path / "model.gguf"
@@ -108,6 +113,56 @@ def test_experts_in_mxfp4_are_never_whole_in_float32_while_they_are_loaded(tmp_p
 def test_what_gpt_oss_lacks_is_named(tmp_path, metadata, name, sentence):
     """``name``: of what goes by another one in the file."""
     path = gguf_files.write_gpt_oss(tmp_path / "model.gguf", {"experts": "MXFP4"}, **metadata)
+    if name:
+        path.write_bytes(path.read_bytes().replace(name.encode(), name[:-1].encode() + b"_"))
+    with pytest.raises(ModelError, match=sentence):
+        Runner.load(str(path), ENGINE)
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("deepseek2", {"attn_kv_b": "Q8_0"}),
+        ("deepseek3", {"attn_k_b": "Q8_0", "attn_v_b": "Q4_0"}),
+        ("deepseek3", {"attn_q_b": "Q4_0", "ffn_up_shexp": "Q4_1", "ffn_gate_shexp": "Q4_1", "ffn_down": "Q4_0"}),
+    ],
+)
+def test_what_of_deepseek_is_quantised_loses_nothing_more(tmp_path, name, kinds):
+    architecture, changes = MODELS[name]
+    model = gguf_files.a_model(architecture, **changes)
+    gguf_files.write(tmp_path / "model.gguf", architecture, model, kinds)
+    torch.testing.assert_close(logits_of(tmp_path / "model.gguf"), oracle_logits(model, TOKEN_IDS), atol=1e-3, rtol=0)
+
+
+def test_layers_of_deepseek_that_guess_ahead_are_left_out(tmp_path):
+    architecture, changes = MODELS["deepseek3"]
+    model = gguf_files.a_model(architecture, **changes)
+    metadata = {"deepseek2.block_count": 4, "deepseek2.nextn_predict_layers": 1}
+    extra = {f"blk.3.{name}.weight": np.ones((4, 256), "f4") for name in ("nextn.eh_proj", "attn_q_a")}
+    gguf_files.write(tmp_path / "model.gguf", architecture, model, "F32", metadata, extra)
+    torch.testing.assert_close(logits_of(tmp_path / "model.gguf"), oracle_logits(model, TOKEN_IDS), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "name", "sentence"),
+    [
+        ({}, "blk.0.attn_v_b.weight", "has no tensor blk.0.attn_v_b.weight"),
+        ({}, "blk.1.exp_probs_b.bias", "has no tensor blk.1.exp_probs_b.bias"),
+        ({}, "blk.2.ffn_up_shexp.weight", "has no tensor blk.2.ffn_up_shexp.weight"),
+        ({}, "deepseek2.attention.kv_lora_rank", "cannot be read as GGUF: it lacks deepseek2.attention.kv_lora_rank"),
+        ({"rope.dimension_count": 100}, "", "has an impossible qk_nope_head_dim: -4"),
+        ({"attention.value_length_mla": 64}, "", "tensor blk.0.attn_v_b.weight of .* is 4x32x96, not 4x64x96"),
+        ({"attention.temperature_scale": 0.1}, "", "scales attention by the position, which is not supported"),
+    ],
+)
+def test_what_deepseek_lacks_is_named(tmp_path, metadata, name, sentence):
+    """``name``: of what goes by another one in the file."""
+    path, (architecture, changes) = tmp_path / "model.gguf", MODELS["deepseek3"]
+    model, metadata = (
+        gguf_files.a_model(architecture, **changes),
+        {f"deepseek2.{key}": metadata[key] for key in metadata},
+    )
+    gguf_files.write(path, architecture, model, "F32", metadata)
     if name:
         path.write_bytes(path.read_bytes().replace(name.encode(), name[:-1].encode() + b"_"))
     with pytest.raises(ModelError, match=sentence):

@@ -28,7 +28,12 @@ _FAMILIES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-_MIXTURES = {"gpt-oss": "GptOssForCausalLM", "llama": "MixtralForCausalLM", "qwen3moe": "Qwen3MoeForCausalLM"}
+_MIXTURES = {
+    "deepseek2": "DeepseekV2ForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
+    "llama": "MixtralForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+}
 PERMUTED = frozenset(("llama", "mistral"))
 """Architectures whose query and key rows are stored in pairs that turn together."""
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
@@ -36,6 +41,8 @@ _ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "
 _HARMONY_ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")
 """Those of gpt-oss, where <|end|> ends one message of several."""
 _CONTROL = 3
+_SIGMOIDS = 2
+"""What experts are scored by, of ``expert_gating_func``."""
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 """The one size of each that scales attention by the width of the model over its heads."""
 
@@ -67,7 +74,9 @@ class _Reader:
             )
         config = self._config()
         family = _FAMILIES.get(name, "")
-        if num_experts or not family:
+        if name == "deepseek2":
+            family, config = self._deepseek(config, num_experts)
+        elif num_experts or not family:
             family, config = _MIXTURES[name], config | self._mixture(config, num_experts)
         elif name == "llama" and config.get("sliding_window"):
             family = "MistralForCausalLM"
@@ -79,6 +88,9 @@ class _Reader:
                 output_bias="blk.0.attn_output.bias" in tensors,
                 mlp_bias="blk.0.ffn_up.bias" in tensors,
             )
+        if name == "deepseek2" and architecture.mixture is not None:
+            # V3's configuration may say it, V2's cannot.
+            return replace(architecture, mixture=replace(architecture.mixture, is_normed=config["norm_topk_prob"]))
         return replace(architecture, norm_offset=0.0)
 
     def _config(self) -> dict[str, Any]:
@@ -89,7 +101,8 @@ class _Reader:
         hidden_size, num_heads = self._integer("embedding_length"), self._integer("attention.head_count")
         rotary_dim = self._integer("rope.dimension_count", 0)
         head_dim = self._integer("attention.key_length", hidden_size // max(num_heads, 1))
-        if self._integer("attention.value_length", head_dim) != head_dim:
+        is_latent = name == "deepseek2"
+        if not is_latent and self._integer("attention.value_length", head_dim) != head_dim:
             raise ModelError(f"the values of {self._file.path} are not as wide as its keys, which is not supported")
         config: dict[str, Any] = {
             "vocab_size": embedding.shape[0],
@@ -109,7 +122,7 @@ class _Reader:
         }
         if name == "phi3":
             config["partial_rotary_factor"] = (rotary_dim or head_dim) / max(head_dim, 1)
-        elif rotary_dim not in (0, head_dim):
+        elif not is_latent and rotary_dim not in (0, head_dim):
             raise ModelError(
                 f"{self._file.path} turns {rotary_dim} of the {head_dim} dimensions of a head, which is not supported"
             )
@@ -132,6 +145,36 @@ class _Reader:
             "intermediate_size": size,
             "moe_intermediate_size": size,
             "norm_topk_prob": True,
+        }
+
+    def _deepseek(self, config: dict[str, Any], num_experts: int) -> tuple[str, dict[str, Any]]:
+        """And the family: V3's experts are scored by sigmoids."""
+        if self._number("attention.temperature_scale", 0.0):
+            raise ModelError(f"{self._file.path} scales attention by the position, which is not supported")
+        # Since April 2025 the plain ones are those of what is kept of a token.
+        lengths = "_mla" if self._has("attention.key_length_mla") else ""
+        rope_dim, num_extra = self._integer("rope.dimension_count"), self._integer("nextn_predict_layers", 0)
+        num_groups = self._integer("expert_group_count", 1)
+        is_third = self._integer("expert_gating_func", 0) == _SIGMOIDS
+        return "DeepseekV3ForCausalLM" if is_third else _MIXTURES[self._name], config | {
+            "num_hidden_layers": config["num_hidden_layers"] - num_extra,
+            "num_nextn_predict_layers": num_extra,
+            "num_key_value_heads": config["num_attention_heads"],
+            "qk_rope_head_dim": rope_dim,
+            "qk_nope_head_dim": self._integer(f"attention.key_length{lengths}") - rope_dim,
+            "v_head_dim": self._integer(f"attention.value_length{lengths}"),
+            "q_lora_rank": self._integer("attention.q_lora_rank", 0),
+            "kv_lora_rank": self._integer("attention.kv_lora_rank"),
+            "n_routed_experts": num_experts,
+            "num_experts_per_tok": self._integer("expert_used_count"),
+            "moe_intermediate_size": self._integer("expert_feed_forward_length"),
+            "n_shared_experts": self._integer("expert_shared_count", 0),
+            "first_k_dense_replace": self._integer("leading_dense_block_count", 0),
+            "routed_scaling_factor": self._number("expert_weights_scale", 1.0) or 1.0,
+            "norm_topk_prob": self._header.flag(f"{self._name}.expert_weights_norm", False),
+            "n_group": num_groups,
+            "topk_group": self._integer("expert_group_used_count", num_groups),
+            "topk_method": "group_limited_greedy" if num_groups > 1 else "greedy",
         }
 
     def _gemma(self, config: dict[str, Any]) -> dict[str, Any]:
@@ -201,7 +244,10 @@ class _Reader:
             "beta_slow": self._number("rope.scaling.yarn_beta_slow", 1.0),
             "truncate": self._name != "gpt-oss",
         }
-        if temperature != 1.0:
+        if self._name == "deepseek2" and self._has("rope.scaling.yarn_log_multiplier"):
+            # A tenth of mscale_all_dim, which mscale equals in all that are published.
+            scaling["mscale"] = scaling["mscale_all_dim"] = 10 * self._number("rope.scaling.yarn_log_multiplier")
+        elif temperature != 1.0:
             scaling["attention_factor"] = temperature * (0.1 * math.log(max(factor, 1.0)) + 1.0)
         return scaling
 

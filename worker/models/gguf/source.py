@@ -12,7 +12,7 @@ from policies.gguf import TensorPlace, shown
 from worker.models.architecture import Architecture
 from worker.models.errors import ModelError
 from worker.models.fitting import dense_of, together
-from worker.models.forms import Form, Int8, alone
+from worker.models.forms import Form, Int8, Plain, alone
 from worker.models.gguf.blocks import KINDS, OTHERS, form_of, values_of
 from worker.models.gguf.config import PERMUTED
 from worker.models.gguf.file import GgufFile
@@ -28,11 +28,19 @@ _INNER = {
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
-    "self_attn.sinks": "attn_sinks",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
@@ -40,6 +48,8 @@ _INNER = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_WHOLE = {"self_attn.sinks": "attn_sinks.weight", "mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}
+"""Those whose names end otherwise in the file."""
 _OF_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
 _OF_EXPERTS = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
 _OF_EXPERTS |= {"w1": "ffn_gate", "w3": "ffn_up", "w2": "ffn_down"}
@@ -81,6 +91,8 @@ class GgufSource(FileSource):
 
     def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Form:
         """See Source."""
+        if name.endswith(".kv_b_proj"):
+            return self._of_latent(f"{name}.weight", shape, part)
         kind, raw = self._raw(f"{name}.weight", shape)
         if kind in OTHERS:
             self.rounded.add(name)
@@ -163,6 +175,28 @@ class GgufSource(FileSource):
         self._taken.add(own)
         return place
 
+    def _of_latent(self, name: str, shape: tuple[int, int], part: Part | None) -> Plain:
+        """What makes keys and values of all heads, which is folded into others as floats: one matrix, or in files since
+        April 2025 one of keys, turned, and one of values."""
+        latent, own = self._architecture.latent, self._named(name)[0]
+        assert latent is not None
+        if own in self._file.header.tensors:
+            return Plain(self.tensor(name, shape, part))
+        num_heads = shape[0] // (latent.key_dim + latent.value_dim)
+        keys = self._dense(own.replace("kv_b", "k_b"), (num_heads, latent.rank, latent.key_dim))
+        values = self._dense(own.replace("kv_b", "v_b"), (num_heads, latent.value_dim, latent.rank))
+        whole = torch.cat((keys.mT, values), 1).view(shape)
+        return Plain((whole if part is None else part.of(whole)).to(self.device))
+
+    def _dense(self, own: str, shape: tuple[int, int, int]) -> Tensor:
+        """By its name in the file."""
+        place = self._place(own, shape)
+        raw = self._file.raw(place).view(shape[0] * shape[1], -1)
+        rows = dense_of(
+            (len(raw), shape[2]), lambda start, stop: values_of(place.kind.name, raw[start:stop]), self._dtype
+        )
+        return rows.view(shape)
+
     def _biases(self, names: list[str], shape: tuple[int, ...]) -> Tensor:
         """Of all experts, ``shape`` [num_experts, out] f32."""
         places = [self._place(own, (shape[0], shape[1] // len(names))) for own in names]
@@ -180,9 +214,10 @@ class GgufSource(FileSource):
         module, _, ending = name.rpartition(".")
         if module in _OUTER:
             return f"{_OUTER[module]}.{ending}", None
-        if ending == "sinks":
-            module, ending = name, "weight"
-        _, index, inner = module.split(".", 2)
+        _, index, inner = name.split(".", 2)
+        if inner in _WHOLE:
+            return f"blk.{index}.{_WHOLE[inner]}", None
+        inner = inner.removesuffix(f".{ending}")
         if (found := _OF_EXPERT.fullmatch(inner)) is not None:
             return self._named_of_expert(index, int(found[1]), _OF_EXPERTS[found[2]], ending)
         if inner == "post_attention_layernorm":
