@@ -195,7 +195,7 @@ class Redis(Section, frozen=True):
 class Billing(Section, frozen=True):
     """Money."""
 
-    currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}$")] = "USD"
+    currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}$(?!\n)")] = "USD"
     """ISO 4217; all prices and budgets are in it."""
     webhook_url: str = ""
     """Where budget alerts are posted, signed; empty: they are only logged."""

@@ -131,6 +131,7 @@ def numbers_of(table, path=()):
         ("[prices.demo]\nprompt = 1", "prices: each of them begins with [[prices]], in two brackets"),
         ("[[models]]\nname = 'a'", "models: each of them has its name in its heading: [models.NAME]"),
         ("[[sinks]]\nkind = 'lago'", "sinks: each of them has its name in its heading: [sinks.NAME]"),
+        ('[billing]\ncurrency = "USD\\n"', "billing.currency: expected `str` matching regex"),
         ("[[prices]]\nmodle = 'a'", "unknown key prices[0].modle; did you mean prices[0].model?"),
         ("[[prices]]\nmodel = 'a'", "prices[0]: object missing required field `price`"),
         ("[[prices]]\nprice = { promt = 1 }", "prices[0].price: object contains unknown field `promt`"),
