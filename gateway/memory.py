@@ -6,6 +6,7 @@ before anybody is.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from functools import cache
 from pathlib import Path
@@ -106,17 +107,22 @@ def _page_cache_of(group: Path) -> int:
 
 
 def _of_gguf(file: Path, engine: settings.Engine) -> int:
-    """Of its tensors in the form that they are loaded in."""
+    """Of its tensors, of all parts, in the form that they are loaded in."""
+    parts = gguf.parts_of(file)
     try:
-        with (
-            file.open("rb") as opened,
-            mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-            memoryview(mapped) as view,
-        ):
+        with contextlib.ExitStack() as stack:
+            header = gguf.joined([gguf.parse(_viewed(part, stack)) for part in parts])
             plain_bytes = _plain_bytes(engine)
-            return int(gguf.parse(view).loaded_bytes(_QUANTISED.get(engine.quantize, plain_bytes), plain_bytes))
+            return int(header.loaded_bytes(_QUANTISED.get(engine.quantize, plain_bytes), plain_bytes))
     except (OSError, ValueError):
-        return _size(file)
+        return sum(map(_size, parts))
+
+
+def _viewed(path: Path, stack: contextlib.ExitStack) -> memoryview:
+    """While ``stack`` lasts. Raises OSError, and ValueError of an empty file."""
+    opened = stack.enter_context(path.open("rb"))
+    mapped = stack.enter_context(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+    return stack.enter_context(memoryview(mapped))
 
 
 def _of_directory(directory: Path, engine: settings.Engine) -> int:

@@ -25,6 +25,7 @@ import msgspec
 from gateway.fetch import File, PullError, digest_of, fetch_large
 from gateway.settings_file import fail
 from policies import gguf, safetensors
+from policies.model_source import models_in
 from sources import TEXT_FILES, WEIGHTS
 
 if TYPE_CHECKING:
@@ -99,24 +100,33 @@ def _files_of(info: ModelInfo) -> Iterator[File]:
 
 
 def chosen(hub_id: str, files: Sequence[File], quantization: str | None) -> list[File]:
-    """Of a repository's files those that a model is served from: safetensors with what belongs to them, or one GGUF.
-    Raises PullError."""
-    single = [file for file in files if file.name.endswith(gguf.SUFFIX) and "/" not in file.name]
-    known = ", ".join(sorted(file.name for file in single)[:MAX_SHOWN])
+    """Of a repository's files those that a model is served from: safetensors with what belongs to them, or one GGUF, be
+    it in parts. Raises PullError."""
+    single = models_in(file.name for file in files if "/" not in file.name)
+    known = ", ".join(single[:MAX_SHOWN])
     if quantization is not None:
         wanted = re.compile(rf"(^|[-._]){re.escape(quantization)}(?=[-.]|$)", re.IGNORECASE)
-        named = [file for file in single if wanted.search(file.name.removesuffix(gguf.SUFFIX))]
+        named = [name for name in single if wanted.search(name.removesuffix(gguf.SUFFIX))]
         if len(named) == 1:
-            return named
+            return _parts(hub_id, files, named[0])
         what = f"{len(named)} GGUF files" if named else "no GGUF file"
         raise PullError(f"{hub_id} has {what} of the quantisation {quantization}; it has {known or 'none at all'}")
     if any(fnmatch(file.name, WEIGHTS) for file in files):
         return [file for file in files if any(fnmatch(file.name, pattern) for pattern in (*TEXT_FILES, WEIGHTS))]
     if len(single) == 1:
-        return single
+        return _parts(hub_id, files, single[0])
     if single:
         raise PullError(f"{hub_id} has {len(single)} GGUF files; choose one with --quant: {known}")
     raise PullError(f"{hub_id} has neither safetensors nor GGUF files, so it cannot be served")
+
+
+def _parts(hub_id: str, files: Sequence[File], name: str) -> list[File]:
+    """Of a GGUF, by the name of its first part. Raises PullError."""
+    there = {file.name: file for file in files}
+    names = [part.name for part in gguf.parts_of(PurePosixPath(name))]
+    if missing := [part for part in names if part not in there]:
+        raise PullError(f"{hub_id} has no {missing[0]}, which is a part of {name}")
+    return [there[part] for part in names]
 
 
 def _check_space(files: Sequence[File], to: Path | None) -> None:

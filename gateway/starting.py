@@ -15,7 +15,7 @@ from gateway import open_files
 from gateway.importing import importing
 from gateway.settings_file import BAD_START, config_option, data_dir_option, fail, load
 from policies import settings
-from policies.gguf import SUFFIX
+from policies.gguf import SUFFIX, part_name
 
 quantize_option = click.option(
     "--quantize",
@@ -143,5 +143,8 @@ def worker(
 
 
 def served_name(model: str) -> str:
-    """The last part of a directory or a hub id; of a GGUF file, without its ending."""
-    return model if model == "demo" else Path(model).expanduser().resolve().name.removesuffix(SUFFIX)
+    """The last part of a directory or a hub id; of a GGUF file, or the first part of one, without its ending."""
+    if model == "demo":
+        return model
+    name = Path(model).expanduser().resolve().name
+    return name.removesuffix(SUFFIX) if (part := part_name(name)) is None else part.model

@@ -8,10 +8,12 @@ it has bytes. Layout: ggml's docs/gguf.md.
 from __future__ import annotations
 
 import math
+import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from pathlib import PurePath
+from typing import NamedTuple, TypeVar
 
 from policies.terms import printable
 
@@ -23,6 +25,10 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 """struct's letters for the types of metadata values."""
 _STRING, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_MAX_PARTS = 1000
+
+_Place = TypeVar("_Place", bound=PurePath)
 
 
 class GgufInvalid(ValueError):
@@ -33,6 +39,37 @@ def shown(name: str) -> str:
     """A name out of the file, fit to stand in a sentence."""
     clean = printable(name[:80])
     return clean if len(name) <= 80 else f"{clean}…"
+
+
+class PartName(NamedTuple):
+    """What the name of a file that is a part of a model says, as llama.cpp's gguf-split gives it."""
+
+    model: str
+    number: int
+    """From 1."""
+    num_parts: int
+
+    @property
+    def first(self) -> str:
+        return self.of(1)
+
+    def of(self, number: int) -> str:
+        return f"{self.model}-{number:05d}-of-{self.num_parts:05d}{SUFFIX}"
+
+
+def part_name(name: str) -> PartName | None:
+    """None: it is that of a whole file."""
+    found = _PART.fullmatch(name)
+    if found is None:
+        return None
+    part = PartName(found[1], int(found[2]), int(found[3]))
+    return part if 1 <= part.number <= part.num_parts <= _MAX_PARTS else None
+
+
+def parts_of(path: _Place) -> list[_Place]:
+    """Itself, or all the parts of the model that it is one of."""
+    part = part_name(path.name)
+    return [path] if part is None else [path.with_name(part.of(number + 1)) for number in range(part.num_parts)]
 
 
 class Kind(NamedTuple):
@@ -92,7 +129,7 @@ class TensorPlace:
     """Outermost dimension first, as torch has it."""
     kind: Kind
     at: int
-    """Of its first byte, from the beginning of the file."""
+    """Of its first byte, from the beginning of the file, or of the part."""
     num_bytes: int
 
 
@@ -188,6 +225,23 @@ def parse(view: memoryview) -> Header:
         return _parse(view)
     except (struct.error, OverflowError):  # the latter where a length is larger than any place
         raise GgufInvalid("it is cut short: it ends within its header") from None
+
+
+def joined(parts: Sequence[Header]) -> Header:
+    """That of a model in parts, or of a whole file: with the tensors of all of them, and the metadata of the first.
+    Raises GgufInvalid."""
+    first, tensors = parts[0], dict[str, TensorPlace]()
+    for number, part in enumerate(parts):
+        place = part.integer("split.no", 0) + 1, max(1, part.integer("split.count", 1))
+        if place != (number + 1, len(parts)):
+            named = f"part {number + 1} of {len(parts)}" if len(parts) > 1 else "a whole file"
+            raise GgufInvalid(f"it says that it is part {place[0]} of {place[1]}, and by its name it is {named}")
+        if twice := sorted(tensors.keys() & part.tensors.keys()):
+            raise GgufInvalid(f"its parts hold tensor {shown(twice[0])} twice")
+        tensors |= part.tensors
+    if len(parts) > 1 and len(tensors) != (wanted := first.integer("split.tensors.count", len(tensors))):
+        raise GgufInvalid(f"its parts hold {len(tensors)} tensors, and {wanted} belong to it")
+    return Header(first.version, first.metadata, tensors, first._view)
 
 
 def _parse(view: memoryview) -> Header:

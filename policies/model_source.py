@@ -6,9 +6,10 @@ Looking and downloading are for whoever calls (``sources``).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import PurePath
 from typing import NamedTuple
 
-from policies.gguf import SUFFIX
+from policies.gguf import SUFFIX, part_name
 
 
 class SourceError(ValueError):
@@ -35,28 +36,45 @@ def hub_model(source: str, is_there: bool) -> HubModel:
 
 
 def gguf_in(directory: str, names: Iterable[str]) -> str | None:
-    """Of the files in a directory the one of GGUF that is the model, or None where it is the directory. Raises
-    SourceError.
+    """Of the files in a directory the one of GGUF that is the model, or the first part of it, or None where it is the
+    directory. Raises SourceError.
     """
     held = sorted(names)
-    files = [name for name in held if name.endswith(SUFFIX)]
+    files = models_in(held)
     if "config.json" in held or not files:
         return None
     if len(files) > 1:
         raise SourceError(f"{directory} holds {len(files)} GGUF files; name one of them, such as {files[0]}")
+    if files[0] not in held:
+        raise SourceError(f"{directory} holds parts of a GGUF file without the first, {files[0]}")
     return files[0]
 
 
 def pulled_gguf(model: HubModel, names: Iterable[str]) -> str | None:
-    """Of the files in the cache of the hub the one of GGUF that ``penstock pull`` has put there; nobody else puts one
-    there. Raises SourceError.
+    """Of the files in the cache of the hub the one of GGUF that ``penstock pull`` has put there, or the first part of
+    it; nobody else puts one there. Raises SourceError.
     """
-    files = sorted(name for name in names if name.endswith(SUFFIX))
+    files = models_in(names)
     if len(files) > 1:
         raise SourceError(
             f"{len(files)} GGUF files of {model.hub_id} were pulled ({', '.join(files)}); name one by its path"
         )
     return files[0] if files else None
+
+
+def models_in(names: Iterable[str]) -> list[str]:
+    """Of these names those of models as GGUF: of one in parts that of the first, be it there or not."""
+    files = [name for name in names if name.endswith(SUFFIX)]
+    return sorted({name if (part := part_name(name)) is None else part.first for name in files})
+
+
+def refuse_later_part(source: str) -> None:
+    """Raises SourceError where a GGUF file is another part of a model than the first."""
+    part = part_name(PurePath(source).name)
+    if part is not None and part.number > 1:
+        raise SourceError(
+            f"{source} is part {part.number} of {part.num_parts} of a model; name the first, {part.first}"
+        )
 
 
 def refusal(model: HubModel, error: Exception) -> SourceError:

@@ -7,22 +7,23 @@ from pathlib import Path
 
 import demo
 from policies.gguf import SUFFIX
-from policies.model_source import HubModel, gguf_in, hub_model, pulled_gguf, refusal
+from policies.model_source import HubModel, gguf_in, hub_model, pulled_gguf, refusal, refuse_later_part
 
 TEXT_FILES = ("*.json", "*.jinja", "tokenizer.model")
 WEIGHTS = "*.safetensors"
 
 
 def place_of(source: str, *more: str) -> Path:
-    """A GGUF file, or a directory in Hugging Face layout: as it stands, the bundled model for "demo", a hub id's
-    snapshot, main or as in "OWNER/NAME@REVISION". ``more``: patterns of files that are fetched beside those of its
-    text. May wait for a download. Raises SourceError.
+    """A GGUF file, or the first part of one, or a directory in Hugging Face layout: as it stands, the bundled model for
+    "demo", a hub id's snapshot, main or as in "OWNER/NAME@REVISION". ``more``: patterns of files that are fetched
+    beside those of its text. May wait for a download. Raises SourceError.
     """
     if source == "demo":
         return demo.MODEL_DIR
     path = Path(source).expanduser()
     if path.is_dir():
         return path / (gguf_in(str(path), (file.name for file in path.iterdir())) or "")
+    refuse_later_part(source)
     return path if is_gguf(path) else _snapshot(hub_model(source, path.exists()), [*TEXT_FILES, *more])
 
 

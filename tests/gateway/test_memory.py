@@ -56,8 +56,8 @@ def test_an_embedding_stays_as_it_is_and_a_tied_head_is_another_copy_where_it_is
     assert weights(settings.Engine(dtype="bfloat16", quantize="int8"), tmp_path) == 305_000
 
 
-def a_gguf(path, tensors):
-    writer = gguf.GGUFWriter(path, "llama")
+def a_gguf(path, tensors, max_tensors=0):
+    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=max_tensors)
     for name, kind in tensors.items():
         raw = gguf.quants.quantize(np.ones((1000, 256), np.float32), gguf.GGMLQuantizationType[kind])
         writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
@@ -80,6 +80,16 @@ def a_gguf(path, tensors):
 def test_a_gguf_counts_in_the_forms_that_it_is_loaded_in(tmp_path, engine, tensors, bytes_each):
     a_gguf(tmp_path / "model.gguf", tensors)
     assert weights(engine, tmp_path / "model.gguf") == int(256_000 * bytes_each)
+
+
+def test_a_gguf_in_parts_counts_with_all_of_them(tmp_path):
+    tensors = {"token_embd.weight": "F16", "ffn_up.weight": "Q8_0", "output.weight": "F16"}
+    a_gguf(tmp_path / "model.gguf", tensors, max_tensors=1)
+    first, second, _ = sorted(tmp_path.iterdir())
+    assert weights(settings.Engine(dtype="float32"), first) == 256_000 * (4 + 1 + 4)
+    num_bytes = sum(path.stat().st_size for path in tmp_path.iterdir()) - second.stat().st_size
+    second.unlink()
+    assert weights(settings.Engine(dtype="float32"), first) == num_bytes
 
 
 def test_what_is_quantised_in_the_file_stays_so(tmp_path):

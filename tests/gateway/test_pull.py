@@ -217,6 +217,17 @@ def test_a_quantisation_is_a_whole_word_of_a_name():
         chosen("o/m", there, "Q4_K")
 
 
+def test_a_gguf_in_parts_is_pulled_with_all_of_them():
+    parts = [f"m-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2)]
+    there = files(parts[1], "m-Q4_K_M.gguf", parts[0], "README.md")
+    assert [file.name for file in chosen("o/m", there, "Q8_0")] == parts
+    assert [file.name for file in chosen("o/m", files(*reversed(parts)), None)] == parts
+    with pytest.raises(PullError, match=f"has 2 GGUF files; choose one with --quant: m-Q4_K_M.gguf, {parts[0]}$"):
+        chosen("o/m", there, None)
+    with pytest.raises(PullError, match=f"o/m has no {parts[0]}, which is a part of {parts[0]}"):
+        chosen("o/m", files(parts[1]), "Q8_0")
+
+
 def test_what_cannot_be_served_is_refused_before_anything_is_fetched():
     with pytest.raises(PullError, match="neither safetensors nor GGUF"):
         chosen("o/m", files("pytorch_model.bin", "config.json"), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.model_source import HubModel, SourceError, gguf_in, hub_model, pulled_gguf, refusal
+from policies.model_source import HubModel, SourceError, gguf_in, hub_model, pulled_gguf, refusal, refuse_later_part
 
 MODEL = HubModel("org/model", "v2")
 
@@ -45,6 +45,23 @@ def test_a_directory_is_itself_unless_it_holds_one_gguf_file_alone():
     assert gguf_in("d", ["README.md", "a.gguf"]) == "a.gguf"
     with pytest.raises(SourceError, match=r"d holds 2 GGUF files; name one of them, such as a\.gguf"):
         gguf_in("d", ["b.gguf", "a.gguf"])
+
+
+def test_a_gguf_in_parts_is_one_model_and_its_first_part_stands_for_it():
+    parts = [f"a-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    assert gguf_in("d", parts) == pulled_gguf(MODEL, parts) == parts[0]
+    with pytest.raises(SourceError, match=r"d holds 2 GGUF files; name one of them, such as a-00001-of-00003\.gguf"):
+        gguf_in("d", [*parts, "b.gguf"])
+    with pytest.raises(SourceError, match="without the first, a-00001-of-00003"):
+        gguf_in("d", parts[1:])
+    refuse_later_part(f"models/{parts[0]}")
+    with pytest.raises(
+        SourceError, match=r"models/a-00003-of-00003\.gguf is part 3 of 3 of a model; name the first, a-0"
+    ):
+        refuse_later_part(f"models/{parts[2]}")
+    for whole in ("a-00004-of-00003.gguf", "a-00000-of-00003.gguf", "a-1-of-3.gguf", "a.gguf"):
+        refuse_later_part(whole)
+        assert gguf_in("d", [whole]) == whole
 
 
 def test_of_pulled_files_one_is_the_model_and_two_are_a_question():

@@ -115,15 +115,17 @@ def write(
     metadata: Mapping[str, Any] | None = None,
     extra: Mapping[str, np.ndarray[Any, Any]] | None = None,
     experts_apart: bool = False,
+    max_tensors: int = 0,
 ) -> Any:
     """``model`` as a GGUF of this architecture; afterwards it has the weights that the file means. ``kinds``: how
     matrices are stored, by the last part of their name in the file ("attn_q"), "experts" for theirs, "" for all others.
-    ``experts_apart``: each has tensors of its own, as in old files."""
+    ``experts_apart``: each has tensors of its own, as in old files. ``max_tensors``: in parts of so many each, which
+    have their names of ``path``."""
     kinds = {"": kinds} if isinstance(kinds, str) else kinds
     own = {"mistral": "llama", "mixtral": "llama", "deepseek3": "deepseek2"}.get(architecture, architecture)
     number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == own)
     names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
-    writer = gguf.GGUFWriter(path, own)
+    writer = gguf.GGUFWriter(path, own, split_max_tensors=max_tensors)
     _describe(writer, model.config, own, architecture)
     for key, value in (metadata or {}).items():
         {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool}.get(

@@ -326,7 +326,7 @@ REFUSED = {
     ),
     "a part of a file": (
         lambda at: gguf_files.write(at, "llama", gguf_files.a_model("llama"), metadata={"split.count": 3}),
-        "is one part of several",
+        "it says that it is part 1 of 3, and by its name it is a whole file",
     ),
     "a rope that nobody knows": (
         lambda at: gguf_files.write(

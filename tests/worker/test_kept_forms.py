@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -232,6 +233,20 @@ def test_a_gguf_in_the_place_of_another_is_rounded_anew(cache, a_gguf):
     first, before = logits(a_gguf("F16"), "int8"), kept(cache)
     fresh = logits(a_gguf("F16", seed=1), "int8")
     assert not torch.equal(fresh, first)
+    assert len(kept(cache)) == 1
+    assert kept(cache) != before
+
+
+def test_where_one_part_of_a_gguf_is_another_it_is_rounded_anew(cache, tmp_path):
+    parts = []
+    for seed in (0, 1):
+        (tmp_path / str(seed)).mkdir()
+        model = gguf_files.a_model("llama", seed)
+        gguf_files.write(tmp_path / str(seed) / "model.gguf", "llama", model, "F16", max_tensors=10)
+        parts.append(sorted((tmp_path / str(seed)).iterdir()))
+    first, before = logits(parts[0][0], "int8"), kept(cache)
+    shutil.copy(parts[1][-1], parts[0][-1])
+    assert not torch.equal(logits(parts[0][0], "int8"), first)
     assert len(kept(cache)) == 1
     assert kept(cache) != before
 

@@ -39,7 +39,7 @@ def _in_gguf(path: Path) -> Iterator[tuple[str, Path, Tensor]]:
         if place.kind.name in KINDS:
             raw = file.raw(place).view(math.prod(place.shape[:-1]), -1)  # experts are many rows each
             for start, stop in spans((len(raw), place.shape[-1])):
-                yield name, path, values_of(place.kind.name, raw[start:stop])
+                yield name, file.path_of(place), values_of(place.kind.name, raw[start:stop])
 
 
 def _in_directory(directory: Path) -> Iterator[tuple[str, Path, Tensor]]:

@@ -91,8 +91,9 @@ def load_decoder(
         return decoder
 
     if is_gguf(path):
-        file = GgufSource(GgufFile(path), architecture, dtype, device)
-        return build(file, [path], True, lambda: file.finish(shard.misses))
+        file = GgufFile(path)
+        weights = GgufSource(file, architecture, dtype, device)
+        return build(weights, file.paths, True, lambda: weights.finish(shard.misses))
     with Checkpoint(path) as checkpoint:
         roots = architecture.tensor_roots
         root = next((root for root in roots if f"{root}embed_tokens.weight" in checkpoint), roots[0])

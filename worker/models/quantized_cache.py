@@ -26,6 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from policies.gguf import parts_of
 from worker.models.forms import Form, Fp8, Int4, Int8, Plain
 from worker.models.quantize import quantized
 from worker.models.shard import Part, Shard
@@ -218,9 +219,10 @@ def _shape_of(whole: tuple[int, int], part: Part | None) -> tuple[int, int]:
 
 def _name(model: Path, kind: str, dtype: torch.dtype, shard: Shard) -> str:
     """Which place this is, and after the last hyphen what is there now. Raises OSError."""
-    model = model.resolve()
+    # In the hub's cache a GGUF's parts are links to files of other names.
+    parts, model = [part.resolve() for part in parts_of(model)], model.resolve()
     digest = hashlib.sha256(repr((VERSION, str(dtype))).encode())
-    files = sorted(model.glob("*.safetensors")) + sorted(model.glob("*.json")) if model.is_dir() else [model]
+    files = sorted(model.glob("*.safetensors")) + sorted(model.glob("*.json")) if model.is_dir() else parts
     for path in files:
         status = path.stat()
         # Files that are unpacked, or copied with their times, may be as large and as old as those that they replace;
