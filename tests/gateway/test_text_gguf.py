@@ -150,7 +150,8 @@ def test_the_benchmark_counts_texts_whose_tokens_differ(tmp_path, monkeypatch):
     asked = gguf_tokenizers.texts()
     assert gguf_tokenizers.compared("", path, asked) == f"0 of {len(asked)} differ"
     other = gguf_tokenizers.renamed(path, "smollm", tmp_path / "b.gguf")
-    assert int(gguf_tokenizers.compared("", other, asked).split()[0]) > 9
+    numbers = list(map(str, range(1000)))  # one of the two cuts digits from each other
+    assert int(gguf_tokenizers.compared("", other, numbers).split()[0]) > 9
     assert gguf_tokenizers.compared("", gguf_tokenizers.renamed(path, "odd", other), asked).startswith("refused: ")
 
 
