@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from decimal import Decimal
 
 from gateway.clock import Clock
+from gateway.ledger import writer_for
 from gateway.limits import Limits
 from gateway.redis import Redis
 from policies import settings
 from policies.policy import Budget, Policy, Price
 from policies.policy import Limits as Ceilings
 from policies.terms import Usage
-from tests.builders import a_caller
+from tests.builders import a_caller, an_entry
 
 ESTIMATE = 100
 DEMO = "demo"
+
+_numbers = itertools.count()
 
 
 def limits_of(clock):
@@ -65,3 +69,17 @@ DOLLAR = Price(prompt=Decimal(1), cached_prompt=Decimal("0.5"), completion=Decim
 
 def a_spender(amount, hard=True, **budget):
     return a_caller(a_policy(budget=Budget(Decimal(amount), "day", hard, **budget), price=DOLLAR))
+
+
+async def spend(rooms, tenant_id, micros, at, kind="req", named_at=None, key_id="key_1"):
+    """A row of the ledger, as of a request that came at that time, and had its id then or before."""
+    row = an_entry(
+        request_id=f"{kind}_{(1000 * (at if named_at is None else named_at) << 80) + next(_numbers):032x}",
+        tenant_id=tenant_id,
+        key_id=key_id,
+        created_at=at,
+        cost_micros=micros,
+    )
+    writer = writer_for(rooms)
+    await writer.write([row])
+    await writer.close()

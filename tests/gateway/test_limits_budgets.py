@@ -14,7 +14,6 @@ from gateway import store
 from gateway.bootstrap import bootstrap
 from gateway.directory import Directory
 from gateway.errors import BudgetSpent, RequestsLimited
-from gateway.ledger import writer_for
 from gateway.limits import Limits
 from gateway.limits.budgets import LOOK_S, Budgets
 from gateway.posted import Posted
@@ -22,8 +21,9 @@ from gateway.redis import Redis
 from policies import admission, settings
 from policies.policy import Budget, Policy, Price
 from policies.terms import Usage
-from tests.builders import PATIENCE_S, a_caller, an_entry, until
+from tests.builders import PATIENCE_S, a_caller, until
 from tests.conftest import PATIENT_MS
+from tests.gateway.limited import spend
 from tests.residents import add_tenant, add_version, change
 
 MIDNIGHT = admission.period_of("day", 1_795_000_000).starts_at
@@ -42,19 +42,6 @@ async def rooms(store_settings):
         await bootstrap(rooms, {})
         await add_version(rooms, "thrifty", POLICY)
         yield rooms
-
-
-async def spend(rooms, tenant_id, micros, at, kind="req", named_at=None):
-    """A row of the ledger, as of a request that came at that time, and had its id then or before."""
-    row = an_entry(
-        request_id=f"{kind}_{(1000 * (at if named_at is None else named_at) << 80) + next(numbers):032x}",
-        tenant_id=tenant_id,
-        created_at=at,
-        cost_micros=micros,
-    )
-    writer = writer_for(rooms)
-    await writer.write([row])
-    await writer.close()
 
 
 @contextlib.asynccontextmanager

@@ -16,15 +16,14 @@ from gateway.bootstrap import bootstrap
 from gateway.clock import Clock
 from gateway.directory import Directory
 from gateway.errors import BudgetSpent, RateLimited, RequestsLimited
-from gateway.ledger import writer_for
 from gateway.limits import Limits
 from gateway.limits.budgets import LOOK_S, Budgets
 from gateway.redis import Redis
 from policies import admission, settings
 from policies.policy import Budget, Narrowing, Policy, Price, narrowed
 from policies.terms import Usage
-from tests.builders import PATIENCE_S, a_caller, an_entry, until
-from tests.gateway.limited import DEMO, DOLLAR, a_policy, ask, limits_of, used
+from tests.builders import PATIENCE_S, a_caller, until
+from tests.gateway.limited import DEMO, DOLLAR, a_policy, ask, limits_of, spend, used
 from tests.redis import stalled
 from tests.residents import add_key, add_tenant, add_version, change
 
@@ -211,20 +210,6 @@ async def rotated(rooms, key, **others):
     return await add_key(rooms, found.tenant_id, rotated_from=found.id, **terms | others)
 
 
-async def spend(rooms, tenant_id, key_id, micros, at=NOON - 60):
-    """A row of the ledger."""
-    row = an_entry(
-        request_id=f"req_{(1000 * at << 80) + next(numbers):032x}",
-        tenant_id=tenant_id,
-        key_id=key_id,
-        created_at=at,
-        cost_micros=micros,
-    )
-    writer = writer_for(rooms)
-    await writer.write([row])
-    await writer.close()
-
-
 class Running:
     """A gateway's door, its limits and its budgets, beginning at noon."""
 
@@ -277,7 +262,7 @@ async def test_a_restart_forgets_nothing_that_a_key_spent_in_the_period(rooms, c
         (ids[1], 300, NOON),
         (ids[2], 200, NOON),
     ]:
-        await spend(rooms, tenant, key_id, micros, at)
+        await spend(rooms, tenant, micros, at, key_id=key_id)
     async with gateway(rooms, clock) as running:
         assert (await running.spent(one), await running.spent(other)) == (800, 300)
         (tenants,) = await running.limits.peek(POLICY, tenant)
@@ -300,19 +285,19 @@ async def test_a_rotated_key_goes_on_with_what_those_before_it_spent(rooms, cloc
     async with gateway(rooms, clock) as running:
         first_id = running.caller(first).key_id
         for _ in range(3):
-            await spend(rooms, tenant, first_id, await running.ask(first))
+            await spend(rooms, tenant, await running.ask(first), NOON - 60, key_id=first_id)
         second = await rotated(rooms, first)
         await running.directory.refresh()
         assert await running.spent(second) == 300
         second_id = running.caller(second).key_id
         for key, key_id in ((first, first_id), (second, second_id), (second, second_id)):
-            await spend(rooms, tenant, key_id, await running.ask(key))
+            await spend(rooms, tenant, await running.ask(key), NOON - 60, key_id=key_id)
         assert await running.spent(first) == await running.spent(second) == 600
         third = await rotated(rooms, second)
         await change(rooms, store.keys, second_id, revoked_at=NOON)
         await running.directory.refresh()
         third_id = running.caller(third).key_id
-        await spend(rooms, tenant, third_id, await running.ask(third))
+        await spend(rooms, tenant, await running.ask(third), NOON - 60, key_id=third_id)
         assert await running.spent(third) == 700
     async with gateway(rooms, clock) as running:  # which has never seen the second one
         assert await running.spent(first) == await running.spent(third) == 700
@@ -330,13 +315,13 @@ async def test_a_successor_that_alone_has_a_budget_counts_what_its_predecessor_g
     first = await add_key(rooms, tenant)
     async with gateway(rooms, clock) as running:
         first_id = running.caller(first).key_id
-        await spend(rooms, tenant, first_id, await running.ask(first))
+        await spend(rooms, tenant, await running.ask(first), NOON - 60, key_id=first_id)
         second = await rotated(rooms, first, narrowing=TEN)
         await running.directory.refresh()
         await running.is_spent(second, 100)
         await until(lambda: first_id in running.limits.periods)
         async with running.limits.admit(running.caller(first), DEMO, 1, 1, "r") as ticket:
-            await spend(rooms, tenant, first_id, ticket.settle(Usage(1, 0, 1)))
+            await spend(rooms, tenant, ticket.settle(Usage(1, 0, 1)), NOON - 60, key_id=first_id)
         await running.is_spent(second, 200)
 
 
@@ -345,8 +330,8 @@ async def test_what_a_key_spent_before_it_had_a_budget_counts_and_a_longer_perio
     key = await add_key(rooms, tenant)
     async with gateway(rooms, clock) as running:
         key_id = running.caller(key).key_id
-        await spend(rooms, tenant, key_id, 400)
-        await spend(rooms, tenant, key_id, 300, MIDNIGHT - 60)
+        await spend(rooms, tenant, 400, NOON - 60, key_id=key_id)
+        await spend(rooms, tenant, 300, MIDNIGHT - 60, key_id=key_id)
 
         async def given(budget):
             words = msgspec.json.encode(Narrowing(budget=budget)).decode()
@@ -369,15 +354,15 @@ async def test_a_redis_that_lost_what_keys_have_spent_lets_none_spend_it_again(r
     key = await add_key(rooms, tenant, narrowing=TEN)
     async with gateway(rooms, clock, redis) as running:
         key_id = running.caller(key).key_id
-        await spend(rooms, tenant, key_id, 700)
+        await spend(rooms, tenant, 700, NOON - 60, key_id=key_id)
         running.limits.shared.may_lack.set()
         await running.is_spent(key, 700)
-        await spend(rooms, tenant, key_id, await running.ask(key))
+        await spend(rooms, tenant, await running.ask(key), NOON - 60, key_id=key_id)
         await running.limits.shared.close()
         await redis.call("FLUSHALL")
         cost = await running.ask(key)  # by what this gateway has heard of
         await running.limits.shared.close()
-        await spend(rooms, tenant, key_id, cost)
+        await spend(rooms, tenant, cost, NOON - 60, key_id=key_id)
         assert await running.spent(key) == 900
         await redis.call("FLUSHALL")
         await running.is_spent(key, 900)
