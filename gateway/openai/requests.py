@@ -13,7 +13,7 @@ from msgspec import Meta
 from msgspec.structs import astuple
 
 from gateway.openai.decoding import decoded
-from gateway.openai.extras import Extras, check_extras, refused
+from gateway.openai.extras import Extras, Unserved, check_extras, refused
 from gateway.openai.failures import Malformed
 from gateway.openai.grammars import Choices, asked_grammar
 from gateway.openai.messages import Message, TextPart, check_message, check_text
@@ -225,6 +225,8 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     """So many are computed, and those that are likeliest by the token are given."""
     suffix: str | None = None
     """What follows the hole that is to be filled in, for models that were trained to."""
+    messages: Unserved = None
+    """A chat's, which would be passed over, and a text of nothing be written instead."""
 
     @property
     def num_sequences(self) -> int:
@@ -315,6 +317,8 @@ def parse_completion(body: bytes) -> CompletionRequest:
     """The request in ``body``. Raises Malformed."""
     call = decoded(_completion, body)
     _check(call)
+    if call.messages is not None:
+        raise refused("messages", "of a completion it is 'prompt'; /v1/chat/completions takes messages")
     if isinstance(call.prompt, list):
         kinds = {type(item) for item in call.prompt}
         if len(kinds) > 1:

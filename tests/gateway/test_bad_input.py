@@ -186,6 +186,8 @@ REFUSED = [
     (TEXT, text(logprobs=True), "logprobs", "invalid_type"),
     (TEXT, text(suffix="!"), "suffix", "unsupported_parameter"),
     (TEXT, text(suffix="!", echo=True), "echo", "unsupported_parameter"),
+    (TEXT, text(messages=[{"role": "user", "content": "Hello"}]), "messages", "unsupported_parameter"),
+    (TEXT, {"model": "demo", "messages": []}, "messages", "unsupported_parameter"),
     (TEXT, text(best_of=2, n=3), "best_of", None),
     (TEXT, text(best_of=2, stream=True), "best_of", None),
     (TEXT, text(best_of=129), "best_of", "integer_above_max_value"),
