@@ -69,7 +69,9 @@ def pull(hub_id: str, revision: str | None, to: Path | None, quantization: str |
     if to is None and root.name != commit:
         raise PullError(f"{hub_id} has changed on the hub meanwhile; pull it again")
     _verify(root, files, console)
-    source = str(root) if to is not None else f"{hub_id}@{revision}" if revision else hub_id
+    source = f"{hub_id}@{revision}" if revision else hub_id
+    if to is not None:
+        source = str(root / files[0].name if files[0].name.endswith(gguf.SUFFIX) else root)
     return Pulled(source, commit, str(root), len(files), sum(file.num_bytes for file in files))
 
 
@@ -101,29 +103,47 @@ def _files_of(info: ModelInfo) -> Iterator[File]:
 
 def chosen(hub_id: str, files: Sequence[File], quantization: str | None) -> list[File]:
     """Of a repository's files those that a model is served from: safetensors with what belongs to them, or one GGUF, be
-    it in parts. Raises PullError."""
-    single = models_in(file.name for file in files if "/" not in file.name)
-    known = ", ".join(single[:MAX_SHOWN])
+    it in parts or in a folder, which may say the quantisation as well as its name. Raises PullError."""
+    models = models_in(file.name for file in files)
+    known = _some(models)
     if quantization is not None:
-        wanted = re.compile(rf"(^|[-._]){re.escape(quantization)}(?=[-.]|$)", re.IGNORECASE)
-        named = [name for name in single if wanted.search(name.removesuffix(gguf.SUFFIX))]
+        wanted = re.compile(rf"(^|[-._/]){re.escape(quantization)}(?=[-./]|$)", re.IGNORECASE)
+        is_named = quantization in models
+        named = [quantization] if is_named else [name for name in models if wanted.search(_stem(name))]
         if len(named) == 1:
             return _parts(hub_id, files, named[0])
-        what = f"{len(named)} GGUF files" if named else "no GGUF file"
-        raise PullError(f"{hub_id} has {what} of the quantisation {quantization}; it has {known or 'none at all'}")
+        if named:
+            raise PullError(
+                f"{hub_id} has {len(named)} GGUF files of the quantisation {quantization}; choose one with --quant by"
+                f" its name: {_some(named)}"
+            )
+        raise PullError(
+            f"{hub_id} has no GGUF file of the quantisation {quantization}; it has {known or 'none at all'}"
+        )
     if any(fnmatch(file.name, WEIGHTS) for file in files):
         return [file for file in files if any(fnmatch(file.name, pattern) for pattern in (*TEXT_FILES, WEIGHTS))]
-    if len(single) == 1:
-        return _parts(hub_id, files, single[0])
-    if single:
-        raise PullError(f"{hub_id} has {len(single)} GGUF files; choose one with --quant: {known}")
+    if len(models) == 1:
+        return _parts(hub_id, files, models[0])
+    if models:
+        raise PullError(f"{hub_id} has {len(models)} GGUF files; choose one with --quant: {known}")
     raise PullError(f"{hub_id} has neither safetensors nor GGUF files, so it cannot be served")
+
+
+def _stem(name: str) -> str:
+    """Of a GGUF what tells it from others."""
+    part = gguf.part_name(name)
+    return name.removesuffix(gguf.SUFFIX) if part is None else part.model
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
+    return ", ".join(names[:MAX_SHOWN]) + more
 
 
 def _parts(hub_id: str, files: Sequence[File], name: str) -> list[File]:
     """Of a GGUF, by the name of its first part. Raises PullError."""
     there = {file.name: file for file in files}
-    names = [part.name for part in gguf.parts_of(PurePosixPath(name))]
+    names = [str(part) for part in gguf.parts_of(PurePosixPath(name))]
     if missing := [part for part in names if part not in there]:
         raise PullError(f"{hub_id} has no {missing[0]}, which is a part of {name}")
     return [there[part] for part in names]
@@ -237,7 +257,11 @@ def _shown(num_bytes: int) -> str:
 @click.command("pull", short_help="Fetch a model from the hub and verify every file.")
 @click.argument("model")
 @click.option("--revision", help="A branch, a tag or a commit [main].")
-@click.option("--quant", "quantization", help="Of several GGUF files, the one of this quantisation, such as Q4_K_M.")
+@click.option(
+    "--quant",
+    "quantization",
+    help="Of several GGUF files, the one of this quantisation, such as Q4_K_M, or of this name.",
+)
 @click.option("--to", type=click.Path(path_type=Path, file_okay=False), help="A directory [the hub's cache].")
 @click.option("--json", "as_json", is_flag=True, help="Say what came as one JSON object.")
 def command(model: str, revision: str | None, quantization: str | None, to: Path | None, as_json: bool) -> None:

@@ -5,11 +5,15 @@ Looking and downloading are for whoever calls (``sources``).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import PurePath
 from typing import NamedTuple
 
 from policies.gguf import SUFFIX, part_name
+
+_PROJECTOR = re.compile(r"(^|[-._])mmproj[-._]", re.IGNORECASE)
+"""In a file's name, as llama.cpp's converter gives it."""
 
 
 class SourceError(ValueError):
@@ -51,8 +55,8 @@ def gguf_in(directory: str, names: Iterable[str]) -> str | None:
 
 
 def pulled_gguf(model: HubModel, names: Iterable[str]) -> str | None:
-    """Of the files in the cache of the hub the one of GGUF that ``penstock pull`` has put there, or the first part of
-    it; nobody else puts one there. Raises SourceError.
+    """Of the files in the cache of the hub, by their paths in the repository, the one of GGUF that ``penstock pull``
+    has put there, or the first part of it; nobody else puts one there. Raises SourceError.
     """
     files = models_in(names)
     if len(files) > 1:
@@ -63,8 +67,9 @@ def pulled_gguf(model: HubModel, names: Iterable[str]) -> str | None:
 
 
 def models_in(names: Iterable[str]) -> list[str]:
-    """Of these names those of models as GGUF: of one in parts that of the first, be it there or not."""
-    files = [name for name in names if name.endswith(SUFFIX)]
+    """Of these names those of models as GGUF: of one in parts that of the first, be it there or not. What makes tokens
+    of pictures lies beside the model, and is none itself."""
+    files = [name for name in names if name.endswith(SUFFIX) and not _PROJECTOR.search(PurePath(name).name)]
     return sorted({name if (part := part_name(name)) is None else part.first for name in files})
 
 

@@ -63,5 +63,5 @@ def _pulled(model: HubModel) -> Path | None:
     except OSError:
         return None
     snapshot = folder / "snapshots" / commit
-    name = pulled_gguf(model, (file.name for file in snapshot.glob("*")))
+    name = pulled_gguf(model, (file.relative_to(snapshot).as_posix() for file in snapshot.rglob(f"*{SUFFIX}")))
     return snapshot / name if name else None

@@ -206,6 +206,22 @@ def test_one_gguf_is_pulled_by_its_quantisation_and_found_by_the_hub_id(hub, run
         assert found.stdout.strip() == str(path / "m-Q4_K_M.gguf"), found.stderr
 
 
+def test_a_gguf_in_a_folder_is_pulled_with_its_parts_and_found_by_the_hub_id(hub, run, tmp_path):
+    parts = [f"Q8_0/m-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2)]
+    hub.files = {**dict.fromkeys(parts, GGUF), "m-Q4_K_M.gguf": GGUF, "BF16/m-00001-of-00001.gguf": GGUF}
+    done = run("pull", "org/model", "--quant", "Q8_0", "--json")
+    assert done.returncode == 0, done.stderr
+    root = Path(json.loads(done.stdout)["path"])
+    assert sorted(str(path.relative_to(root)) for path in root.rglob("*.gguf")) == parts
+    environ = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
+    found = subprocess.run(
+        [sys.executable, "-c", PLACE, "org/model"], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+    )
+    assert found.stdout.strip() == str(root / parts[0]), found.stderr
+    done = run("pull", "org/model", "--quant", "bf16", "--to", str(tmp_path / "here"))
+    assert f"Serve it: penstock serve --model {tmp_path / 'here' / 'BF16' / 'm-00001-of-00001.gguf'}" in done.stdout
+
+
 def files(*names: str) -> list[File]:
     return [File(name, 1, "", "") for name in names]
 
@@ -215,6 +231,24 @@ def test_a_quantisation_is_a_whole_word_of_a_name():
     assert [file.name for file in chosen("o/m", there, "Q4_K_M")] == ["m-Q4_K_M.gguf"]
     with pytest.raises(PullError, match="no GGUF file of the quantisation Q4_K; it has m-IQ4_K_M"):
         chosen("o/m", there, "Q4_K")
+
+
+def test_a_folder_may_say_the_quantisation_and_several_files_of_it_are_a_question():
+    parts = [f"Q8_0/m-0000{number}-of-00002.gguf" for number in (1, 2)]
+    there = files(*parts, "m-Q4_K_M.gguf", "new/m-Q4_K_M.gguf", "mmproj-Q8_0.gguf")
+    assert [file.name for file in chosen("o/m", there, "q8_0")] == parts
+    with pytest.raises(
+        PullError,
+        match=r"has 2 GGUF files of the quantisation Q4_K_M; choose one with --quant by its name: m-Q4_K_M\.gguf, new/m",
+    ):
+        chosen("o/m", there, "Q4_K_M")
+    assert [file.name for file in chosen("o/m", there, "new/m-Q4_K_M.gguf")] == ["new/m-Q4_K_M.gguf"]
+    assert [file.name for file in chosen("o/m", there, parts[0])] == parts
+
+
+def test_what_makes_tokens_of_pictures_is_no_model_to_choose():
+    assert [file.name for file in chosen("o/m", files("m-F16.gguf", "mmproj-m-F16.gguf"), None)] == ["m-F16.gguf"]
+    assert [file.name for file in chosen("o/m", files("m-F16.gguf", "m-mmproj-F16.gguf"), "F16")] == ["m-F16.gguf"]
 
 
 def test_a_gguf_in_parts_is_pulled_with_all_of_them():

@@ -43,6 +43,7 @@ def test_a_directory_is_itself_unless_it_holds_one_gguf_file_alone():
     assert gguf_in("d", ["config.json", "a.gguf", "b.gguf"]) is None
     assert gguf_in("d", []) is None
     assert gguf_in("d", ["README.md", "a.gguf"]) == "a.gguf"
+    assert gguf_in("d", ["mmproj-a.gguf", "a.gguf"]) == "a.gguf"
     with pytest.raises(SourceError, match=r"d holds 2 GGUF files; name one of them, such as a\.gguf"):
         gguf_in("d", ["b.gguf", "a.gguf"])
 
@@ -67,6 +68,9 @@ def test_a_gguf_in_parts_is_one_model_and_its_first_part_stands_for_it():
 def test_of_pulled_files_one_is_the_model_and_two_are_a_question():
     assert pulled_gguf(MODEL, ["config.json"]) is None
     assert pulled_gguf(MODEL, ["config.json", "a.gguf"]) == "a.gguf"
+    assert (
+        pulled_gguf(MODEL, ["Q8_0/a-00002-of-00002.gguf", "Q8_0/a-00001-of-00002.gguf"]) == "Q8_0/a-00001-of-00002.gguf"
+    )
     with pytest.raises(SourceError, match=r"\(a\.gguf, b\.gguf\)"):
         pulled_gguf(MODEL, ["b.gguf", "a.gguf"])
 
