@@ -239,7 +239,7 @@ def test_a_folder_may_say_the_quantisation_and_several_files_of_it_are_a_questio
     assert [file.name for file in chosen("o/m", there, "q8_0")] == parts
     with pytest.raises(
         PullError,
-        match=r"has 2 GGUF files of the quantisation Q4_K_M; choose one with --quant by its name: m-Q4_K_M\.gguf, new/m",
+        match=r"2 GGUF files of the quantisation Q4_K_M; choose one with --quant by its name: m-Q4_K_M\.gguf, new/m-Q4",
     ):
         chosen("o/m", there, "Q4_K_M")
     assert [file.name for file in chosen("o/m", there, "new/m-Q4_K_M.gguf")] == ["new/m-Q4_K_M.gguf"]

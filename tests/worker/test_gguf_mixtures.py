@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from tests.worker import gguf_files
+from tests.worker.gguf_models import MODELS
 from tests.worker.peer import WorkerProcess
-from tests.worker.test_gguf import ENGINE, MODELS, TOKEN_IDS, logits_of
+from tests.worker.test_gguf import ENGINE, TOKEN_IDS, logits_of
 from tests.worker.tiny import oracle_logits
 from worker.models import ModelError, read_architecture
 from worker.runner import Runner
@@ -71,9 +72,11 @@ def test_a_message_of_gpt_oss_ends_no_answer(tmp_path):
     assert read_architecture(tmp_path / "model.gguf").eos_token_ids == (1, 0, 3)
 
 
-def test_gpt_oss_is_computed_in_no_float16_whatever_its_file_is_in(tmp_path):
-    path = gguf_files.write_gpt_oss(tmp_path / "model.gguf", {"experts": "MXFP4", "": "F16"})
-    assert read_architecture(path).dtype == "bfloat16"
+@pytest.mark.parametrize("name", ["gpt-oss", "gemma2", "gemma3"])
+def test_what_is_too_large_for_float16_is_not_computed_in_it_whatever_its_file_is_in(tmp_path, name):
+    architecture, changes = MODELS[name]
+    gguf_files.write(tmp_path / "model.gguf", architecture, gguf_files.a_model(architecture, **changes), "F16")
+    assert read_architecture(tmp_path / "model.gguf").dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(

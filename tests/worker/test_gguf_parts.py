@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from tests.worker import gguf_files
+from tests.worker.gguf_models import MODELS
 from tests.worker.peer import WorkerProcess
-from tests.worker.test_gguf import ENGINE, MODELS, TOKEN_IDS, logits_of
+from tests.worker.test_gguf import ENGINE, TOKEN_IDS, logits_of
 from tests.worker.tiny import oracle_logits
 from worker.models import ModelError, not_finite
 from worker.runner import Runner

@@ -84,6 +84,11 @@ def token_ids(value: object, place: str | Path) -> tuple[int, ...]:
     return tuple(found)
 
 
+def beyond_float16(dtype: str) -> str:
+    """Of a family whose activations are too large for float16, whatever its files are in."""
+    return "bfloat16" if dtype == "float16" else dtype
+
+
 def _dtype(fields: Fields) -> str:
     dtype = fields.raw.get("dtype") or fields.raw.get("torch_dtype")
     return dtype.removeprefix("torch.") if isinstance(dtype, str) else "float32"

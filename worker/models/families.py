@@ -11,7 +11,7 @@ from typing import Any
 from worker.models.architecture import SWIGLU_ALPHA, SWIGLU_LIMIT, Architecture
 from worker.models.deepseek import deepseek
 from worker.models.errors import ModelError
-from worker.models.facts import common, layer_kinds, mixture_of, one_rope, scaling_of
+from worker.models.facts import beyond_float16, common, layer_kinds, mixture_of, one_rope, scaling_of
 from worker.models.fields import Fields
 from worker.models.rope import reach, rope_of
 
@@ -207,8 +207,9 @@ def gpt_oss(fields: Fields) -> Architecture:
     window, bias = fields.positive("sliding_window"), fields.flag("attention_bias", True)
     kinds = layer_kinds(fields, lambda layer: layer % 2 == 0)
     facts = common(fields, windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds))
+    facts |= {"activation": "clamped_swiglu", "dtype": beyond_float16(facts["dtype"])}
     return Architecture(
-        **{**facts, "activation": "clamped_swiglu"},
+        **facts,
         **one_rope(fields),
         qkv_bias=bias,
         output_bias=bias,
@@ -273,8 +274,10 @@ def _gemma(fields: Fields, kinds: list[str]) -> dict[str, Any]:
     window = fields.positive("sliding_window")
     # What others' files have under this name nobody reads.
     fields = Fields({**fields.raw, "hidden_act": fields.raw["hidden_activation"]}, fields.architecture, fields.place)
+    facts = common(fields, windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds))
     return {
-        **common(fields, windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds)),
+        **facts,
+        "dtype": beyond_float16(facts["dtype"]),
         "attention_scale": fields.positive("query_pre_attn_scalar") ** -0.5,
         "attention_softcap": fields.not_negative("attn_logit_softcapping", 0.0),
         "logits_softcap": fields.not_negative("final_logit_softcapping", 0.0),

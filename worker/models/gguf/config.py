@@ -129,8 +129,7 @@ class _Reader:
         if name in _GEMMA_27B_LAYERS:
             config |= self._gemma(config)
         if name == "gpt-oss":
-            # Whatever the files are in: what it computes is too large for float16.
-            config |= {**self._layer_kinds(config["num_hidden_layers"]), "dtype": "bfloat16"}
+            config |= self._layer_kinds(config["num_hidden_layers"])
         scaling = self._rope_scaling(config)
         if scaling is None:
             return config
