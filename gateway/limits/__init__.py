@@ -28,6 +28,7 @@ from gateway.limits.plans import Plan, Plans
 from gateway.limits.readings import Reading, readings_of
 from gateway.limits.shared import SharedMeters
 from gateway.limits.ticket import ELSEWHERE, Ticket
+from gateway.limits.untold import Untold
 from gateway.prices import Prices
 from gateway.redis import Redis, RedisAway
 from policies import admission, settings
@@ -64,6 +65,8 @@ class Limits:
         """All gauges of a gateway that is alone; otherwise those that it goes by while Redis is away: with what it let
         in before."""
         self.shared = SharedMeters(redis) if redis is not None else None
+        self._untold = Untold(clock)
+        """Of those, what Redis is to hear of when it is back."""
         self.plans = Plans(prices, wall)
         self._wall = wall
         self.open_tickets: dict[str, Ticket] = {}
@@ -161,6 +164,13 @@ class Limits:
         await self.shared.restore(of.rule, spent_micros)
         self.local.forget(of.rule)  # what this gateway spent by itself is in the ledger
 
+    async def look(self) -> None:
+        """Whether Redis is back, which hears then what has been let in without it. Raises RedisAway."""
+        if self.shared is None:
+            return
+        await self.shared.look()
+        await self._untold.tell(self.shared, self.open_tickets)
+
     # For tickets
 
     async def take(
@@ -199,10 +209,13 @@ class Limits:
             except RedisAway:
                 outcome = self.local.take(self._divided(plan, plan.growing), ask)
                 if isinstance(outcome, Grant):
+                    self._untold.count(plan.growing, outcome)
                     outcome = msgspec.structs.replace(outcome, at_ms=ELSEWHERE, noted_at_ms=outcome.at_ms)
         else:
             rules = plan.growing if self.shared is None else self._divided(plan, plan.growing)
             outcome = meters.take(rules, ask)
+            if self.shared is not None and isinstance(outcome, Grant):
+                self._untold.count(rules, outcome)
         return outcome if isinstance(outcome, Grant) else None
 
     def settle(
@@ -234,14 +247,18 @@ class Limits:
             meters.settle_soon(rules, request_id, there, overused, cost_micros, told, lost, known)
             here = [(grant.noted_at_ms, tokens) for grant, tokens in unused]
             self.local.settle(_without_money(rules), request_id, here, overused, 0)
+            if alone := [(grant.noted_at_ms, tokens) for grant, tokens in unused if grant.at_ms == ELSEWHERE]:
+                self._untold.settled(rules, request_id, alone, 0)
             return
         spent = meters.settle(rules, request_id, there, overused, cost_micros)
         for each, micros, others_micros in zip(budgets, spent, known, strict=True):
             self._spent(each, micros + others_micros, cost_micros)
-        if budgets and self.shared is not None and cost_micros:
+        if self.shared is None:
+            return
+        if self._untold.settled(rules, request_id, there, overused) or (budgets and cost_micros):
             # Redis may be back, and know already all that the ledger had until then.
-            money = [rule for rule in rules if rule.kind == "money"]
-            self.shared.settle_soon(money, request_id, [], 0, cost_micros, told, lost, known)
+            held = [rule for rule in rules if not rule.slot_ms]
+            self.shared.settle_soon(held, request_id, [], 0, cost_micros, told, lost, known)
 
     def has_cost(self, plan: Plan, tenant_id: str, key_id: str) -> None:
         """A request has, and its row is written; by now its tenant, its key, or one that this was rotated into, may
@@ -293,6 +310,8 @@ class Limits:
     def _take_here(self, plan: Plan, rules: Sequence[Rule], ask: Ask) -> Grant:
         outcome = self.local.take(rules, ask)
         if isinstance(outcome, Grant):
+            if self.shared is not None:
+                self._untold.count(rules, outcome)
             return outcome
         raise self._refused(plan, rules, ask, outcome, self.local.readings(rules))
 
@@ -369,6 +388,8 @@ class Limits:
             self.local.renew(name, request_ids)
             if is_shared and self.shared is not None:
                 calls.append(self.shared.renew(rule, request_ids))
+        if self.shared is not None:
+            calls.append(self._untold.hold(self.shared, self.open_tickets))
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, RedisAway):
                 raise outcome

@@ -179,10 +179,8 @@ class Budgets:
     async def _watch(self) -> None:
         while True:
             await self._clock.sleep(LOOK_S)
-            shared = self._limits.shared
             try:
-                if shared is not None:
-                    await shared.look()
+                await self._limits.look()
                 if self._lack or self._limits.late or self._directory.revision != self._seen_revision:
                     await self.restore()
                 if self._limits.refused:

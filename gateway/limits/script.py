@@ -60,6 +60,17 @@ local function add_to_window(gauge, amount)
   redis.call('PEXPIRE', gauge.key, gauge.keep_ms)
 end
 
+local function add_before(gauge, amount, ago_ms)
+  local slot = math.floor((now - ago_ms) / gauge.slot_ms)
+  if slot < gauge.slot - NUM_SLOTS then return end
+  if gauge.total == 0 then gauge.first, gauge.last = slot, slot end
+  gauge.first, gauge.last = math.min(gauge.first, slot), math.max(gauge.last, slot)
+  gauge.total = gauge.total + amount
+  redis.call('HINCRBY', gauge.key, slot, amount)
+  redis.call('HSET', gauge.key, 'total', gauge.total, 'first', gauge.first, 'last', gauge.last)
+  redis.call('PEXPIRE', gauge.key, gauge.keep_ms)
+end
+
 local function give_back(gauge, amount, added_at)
   local slot = math.floor(added_at / gauge.slot_ms)
   if gauge.total == 0 or slot < gauge.first then return end
@@ -245,6 +256,17 @@ instant and amount; then the rules as above, as it was before. Returns what is s
 READ = Script(_GAUGES + "return tell(load_gauges(2), {})")
 """Arguments: now, then the rules. Returns the readings."""
 
+ADD = Script(
+    _GAUGES
+    + """
+local gauge = load_gauges(3)[1]
+if not redis.call('SET', gauge.key .. ':told:' .. ARGV[2], 1, 'NX', 'PX', gauge.keep_ms) then return end
+for at = 8, #ARGV, 2 do add_before(gauge, tonumber(ARGV[at + 1]), tonumber(ARGV[at])) end
+"""
+)
+"""Arguments: now, an id of this telling, which counts once, one window's rule, then the milliseconds ago and the amount
+of each thing that was let in elsewhere."""
+
 RENEW = Script(
     _GAUGES
     + """
@@ -256,6 +278,20 @@ redis.call('PEXPIRE', leases, gauge.keep_ms)
 """
 )
 """Arguments: now, one rule, then the ids of requests that are still open."""
+
+HOLD = Script(
+    _GAUGES
+    + """
+local gauge = load_gauges(2)[1]
+for at = 7, #ARGV, 2 do
+  local id, amount = ARGV[at], tonumber(ARGV[at + 1])
+  if gauge.kind == 'concurrent' then hold_lease(gauge, id)
+  else hold_money(gauge, id, amount - (tonumber(redis.call('HGET', gauge.key, 'h:' .. id)) or 0)) end
+end
+"""
+)
+"""Arguments: now, one rule, then the id of each request that was let in elsewhere and is open, and the money that it
+holds: from now on as if it had been let in here."""
 
 RESTORE = Script(_GAUGES + "load_gauges(2)")
 """Arguments: now, then the budget's rule, of which the ledger knows what is spent."""

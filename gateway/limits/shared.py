@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from gateway.limits import script
 from gateway.redis import Redis, RedisAway, Script
 from gateway.telemetry import about
 from policies.admission import Ask, Grant, Refusal, Rule
+from policies.rate import NUM_SLOTS
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 IDS_A_CALL = 500
 """Leases renewed by one call."""
@@ -107,6 +110,24 @@ class SharedMeters:
         for ids in _portions(list(request_ids)):
             await self._run(script.RENEW, self._keys([rule]), [now_ms, *_words([rule]), *ids])
 
+    async def hold(self, rule: Rule, held: Sequence[tuple[str, int]], now_ms: int = SERVERS_TIME) -> None:
+        """A place, or so much money, for each of these requests, which are open and were let in elsewhere. Raises
+        RedisAway."""
+        for portion in _portions(held):
+            words = [word for each in portion for word in each]
+            await self._run(script.HOLD, self._keys([rule]), [now_ms, *_words([rule]), *words])
+
+    async def add(
+        self, name: str, slot_ms: int, telling_id: str, amounts: Iterable[tuple[int, int]], now_ms: int = SERVERS_TIME
+    ) -> None:
+        """To the window of this name what was let in elsewhere: (milliseconds ago, amount). Whatever was told under the
+        same id counts once. Raises RedisAway."""
+        keep_ms = (NUM_SLOTS + 1) * slot_ms
+        words: list[str | int] = [now_ms, telling_id, "", 0, slot_ms, keep_ms, 0]
+        for each in amounts:
+            words += each
+        await self._run(script.ADD, [self._redis.key("limits:" + name)], words)
+
     async def restore(self, rule: Rule, spent_micros: int, now_ms: int = SERVERS_TIME) -> None:
         """At least so much of this budget is spent, as the ledger knows. Raises RedisAway."""
         await self._run(script.RESTORE, self._keys([rule]), [now_ms, *_words([rule], [spent_micros])])
@@ -166,5 +187,5 @@ def _words(rules: Sequence[Rule], known: Sequence[int] = ()) -> list[str | int]:
     return words
 
 
-def _portions(ids: list[str]) -> list[list[str]]:
+def _portions(ids: Sequence[T]) -> list[Sequence[T]]:
     return [ids[start : start + IDS_A_CALL] for start in range(0, len(ids), IDS_A_CALL)]

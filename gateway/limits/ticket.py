@@ -218,14 +218,23 @@ class Ticket:
             readings = self._limits.local.readings(self._rules)
         return headers.headers_of(self._rules, readings)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the gauges that admitted it are shared."""
+        return self._meters is not self._limits.local
+
     def leases(self) -> list[tuple[Rule, bool]]:
         """The rules under which it holds something for as long as it is open, and whether they are shared ones."""
-        is_shared = self._meters is not self._limits.local
-        return [(rule, is_shared) for rule in self._rules if rule.kind in ("concurrent", "money")]
+        return [(rule, self.is_shared) for rule in self._rules if rule.kind in ("concurrent", "money")]
+
+    def held(self) -> list[tuple[Rule, int]]:
+        """The same with the money, in micro-units; 0 for a place. A soft budget has none set aside."""
+        leases = [rule for rule, _ in self.leases() if rule.ceiling != NO_CEILING]
+        return [(rule, self._held_micros if rule.kind == "money" else 0) for rule in leases]
 
     def held_together(self, rule: Rule) -> int:
         """The money of this budget that it holds in gauges that are shared, in micro-units."""
-        is_shared = self._meters is not None and self._meters is not self._limits.local
+        is_shared = self._meters is not None and self.is_shared
         is_held = any(each.budget.hard and each.rule.name == rule.name for each in self._plan.budgets)
         return self._held_micros - self._held_here if is_shared and is_held else 0
 
