@@ -215,11 +215,18 @@ def is_idle(gauge: Gauge, now_ms: int) -> bool:
 
 
 def readings(gauges: Sequence[Gauge], now_ms: int) -> list[int]:
-    """What each gauge has, and the milliseconds until a window is empty (0 for the others): one after the other."""
+    """What each gauge has, and the milliseconds until a window is empty, or of a purse what is set aside (0 for
+    leases): one after the other."""
     told = []
     for gauge in gauges:
         told.append(gauge.total_at(now_ms))
-        told.append(gauge.reset_ms(now_ms) if isinstance(gauge, Window) else 0)
+        match gauge:
+            case Window():
+                told.append(gauge.reset_ms(now_ms))
+            case Purse():
+                told.append(gauge.leases.total)
+            case _:
+                told.append(0)
     return told
 
 

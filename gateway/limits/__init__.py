@@ -22,6 +22,7 @@ from gateway.background import alongside
 from gateway.clock import Clock
 from gateway.errors import GatewayError, LimitsUnavailable
 from gateway.limits import headers
+from gateway.limits.heard import Heard
 from gateway.limits.memory import Meters
 from gateway.limits.metered import metered
 from gateway.limits.plans import Plan, Plans
@@ -76,9 +77,7 @@ class Limits:
         self._clock = clock
         self._num_gateways = num_gateways
         self._alert = alert
-        self._known_spent: dict[tuple[str, str], tuple[str, int]] = {}
-        """Of shared budgets, by purse and length of the period: the rule's name, which says when that began, and
-        micro-units as last heard of."""
+        self._heard = Heard()
         self.periods: Mapping[str, Set[tuple[str, str]]] = {}
         """By tenant, and by key: purses of budgets that count its requests, and how long their periods are, as
         ``Budgets`` last saw them."""
@@ -141,8 +140,8 @@ class Limits:
         named, budgets = self.plans.spelled(policy, tenant_id, "", "", ())
         if self.shared is None:
             return readings_of(named, budgets, self.local.readings([rule for rule, _ in named]), self._wall())
-        heard = [each for each in budgets if self._has_heard_of(each)]
-        told = [number for each in heard for number in (self._known(each), 0)]
+        heard = [each for each in budgets if self._heard.has(each)]
+        told = [number for each in heard for number in (self._heard.spent(each), 0)]
         return readings_of([(each.rule, "") for each in heard], heard, told, self._wall())
 
     @contextlib.asynccontextmanager
@@ -160,9 +159,9 @@ class Limits:
         if self.shared is None:
             self.local.restore(of.rule, spent_micros)
             return
-        self._hear(of, spent_micros)
+        self._heard.hear(of, spent_micros)
         await self.shared.restore(of.rule, spent_micros)
-        self.local.forget(of.rule)  # what this gateway spent by itself is in the ledger
+        self._forget_here(of)  # what this gateway spent by itself is in the ledger
 
     async def look(self) -> None:
         """Whether Redis is back, which hears then what has been let in without it. Raises RedisAway."""
@@ -234,14 +233,14 @@ class Limits:
 
         def told(spent: list[int]) -> None:
             for each, micros in zip(budgets, spent, strict=True):
-                self._hear(each, micros)
+                self._heard.hear(each, micros)
                 self._spent(each, micros, cost_micros)
                 if meters is self.local:
-                    self.local.forget(each.rule)  # as ``restore`` does
+                    self._forget_here(each)  # as ``restore`` does
 
         def lost() -> None:
             for each in budgets:
-                self._known_spent[each.purse_id, each.budget.period] = each.rule.name, self._known(each) + cost_micros
+                self._heard.add(each, cost_micros, meters is self.local)
 
         if isinstance(meters, SharedMeters):
             meters.settle_soon(rules, request_id, there, overused, cost_micros, told, lost, known)
@@ -321,7 +320,7 @@ class Limits:
         budget = plan.budgets[refusal.rule - len(rules)] if rules[refusal.rule].kind == "money" else None
         if budget is not None and not refusal.wait_ms:
             # A part of the money, as without Redis, may be spent while the whole is not.
-            if rules is plan.rules or self._known(budget) + ask.least_micros > budget.rule.ceiling:
+            if rules is plan.rules or self._heard.spent(budget) + ask.least_micros > budget.rule.ceiling:
                 self.refused.add(budget.rule.name)
             else:
                 refusal = msgspec.structs.replace(refusal, wait_ms=admission.BUSY_RETRY_MS)
@@ -334,11 +333,21 @@ class Limits:
         num_gateways = max(1, self._num_gateways())
         parts = [admission.divided(rule, num_gateways, 0) for rule in rules if rule.kind != "money"]
         for each in plan.budgets:
-            held = 0
-            if each.budget.hard:
-                held = sum(ticket.held_together(each.rule) for ticket in self.open_tickets.values())
-            parts.append(admission.divided(each.rule, num_gateways, self._known(each), held))
+            # Of what is left for all, its own purse has had some already.
+            before = self._heard.spent(each) - self._spent_alone(each)
+            parts.append(admission.divided(each.rule, num_gateways, before, self._held_together(each)))
         return tuple(parts)
+
+    def _spent_alone(self, of: Running) -> int:
+        total, held = self.local.readings([of.rule])
+        return min(self._heard.alone(of), total - held)
+
+    def _held_together(self, of: Running) -> int:
+        return sum(ticket.held_together(of.rule) for ticket in self.open_tickets.values()) if of.budget.hard else 0
+
+    def _forget_here(self, of: Running) -> None:
+        self.local.forget(of.rule)
+        self._heard.forget_alone(of)
 
     def _unavailable(self) -> LimitsUnavailable:
         return LimitsUnavailable(
@@ -346,22 +355,9 @@ class Limits:
             retry_after_s=self._retry_s,
         )
 
-    def _hear(self, of: Running, spent_micros: int) -> None:
-        """So much is spent of this budget, unless it is known to be more: Redis may have lost some of it."""
-        if not self._has_heard_of(of) or self._known(of) < spent_micros:
-            self._known_spent[of.purse_id, of.budget.period] = of.rule.name, spent_micros
-
-    def _has_heard_of(self, budget: Running) -> bool:
-        return self._known_spent.get((budget.purse_id, budget.budget.period), ("", 0))[0] == budget.rule.name
-
-    def _known(self, of: Running) -> int:
-        """Spent of the budget by all gateways together, as last heard of."""
-        name, spent_micros = self._known_spent.get((of.purse_id, of.budget.period), ("", 0))
-        return spent_micros if name == of.rule.name else 0
-
     def _all_known(self, plan: Plan) -> list[int]:
-        """The same of each budget of the plan."""
-        return [self._known(each) for each in plan.budgets]
+        """Spent of each budget of the plan by all gateways together, as last heard of."""
+        return [self._heard.spent(each) for each in plan.budgets]
 
     def _spent(self, of: Running, spent_micros: int, cost_micros: int) -> None:
         """Each settlement moves the sum by its own cost, so of all gateways exactly one crosses a share."""

@@ -168,9 +168,10 @@ end
 local function tell(gauges, told)
   for _, gauge in ipairs(gauges) do
     told[#told + 1] = gauge.total
-    local reset = 0
-    if gauge.slot_ms > 0 and gauge.total > 0 then reset = (gauge.last + NUM_SLOTS + 1) * gauge.slot_ms - now end
-    told[#told + 1] = reset
+    local other = 0
+    if gauge.kind == 'money' then other = gauge.total - gauge.spent
+    elseif gauge.slot_ms > 0 and gauge.total > 0 then other = (gauge.last + NUM_SLOTS + 1) * gauge.slot_ms - now end
+    told[#told + 1] = other
   end
   return told
 end

@@ -207,3 +207,21 @@ async def test_a_tenant_without_ceilings_does_not_notice(fragile):
     server.stall()
     async with limits.admit(a_caller(Policy(without_redis="refuse")), "demo", 100, 100, "a") as ticket:
         assert ticket.covers(10**6)
+
+
+async def test_without_redis_a_gateway_spends_its_part_of_a_budget_and_no_more(fragile):
+    limits, _, server = fragile
+    caller = a_caller(Policy(budget=Budget(Decimal("0.0018")), prices={"*": Price(request=Decimal("0.0001"))}))
+
+    async def ask_once():
+        async with limits.admit(caller, "demo", 10, 10, "r") as ticket:
+            ticket.settle(Usage(10, 0, 10))
+        await limits.shared.close()
+
+    for _ in range(3):
+        await ask_once()
+    with stalled(server, limits.shared._redis):
+        for _ in range(5):  # a third of fifteen
+            await ask_once()
+        with pytest.raises(RequestsLimited):
+            await ask_once()
