@@ -35,8 +35,8 @@ print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
 """
 
 
-def attended(cache, chunks, is_repeatable=False):
-    """What the kernels make of chunks of so many tokens from there on, all over the same blocks."""
+def attended(cache, chunks, is_repeatable=False, library=None):
+    """What the kernels, or a ``library``'s, make of chunks of so many tokens from there on, over the same blocks."""
     extents, row = [], 0
     for num_tokens, start in chunks:
         extents.append(Extent(row, num_tokens, start, list(range(-(-(start + num_tokens) // BLOCK_SIZE)))))
@@ -44,7 +44,7 @@ def attended(cache, chunks, is_repeatable=False):
     generator = torch.Generator().manual_seed(row)
     qkv = torch.randn(row, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM, generator=generator).to(cache.keys[0].dtype)
     scores = Scores(HEAD_DIM**-0.5, (0, 0))
-    backend = NativeAttention(cache, scores, kernels(), NUM_HEADS, is_repeatable)
+    backend = NativeAttention(cache, scores, library or kernels(), NUM_HEADS, is_repeatable)
     plan = backend.plan(extents, slots_of(extents, BLOCK_SIZE))
     return plan.attend(0, *qkv.split([NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS], 1))
 

@@ -184,7 +184,7 @@ class Attention {
         team.each_claimed(num_chunks + num_shared + num_decodes, 1, [&](int64_t index, Claim& claim) {
             if (index >= num_chunks + num_shared) return attend(cut_.decodes[index - num_chunks - num_shared], own.data(), claim);
             if (!claim.may_write()) return;
-            if (index < num_chunks) attend(cut_.chunks[index], scratch);
+            if (index < num_chunks) attend(cut_.chunks[index], scratch, team);
             else attend(cut_.shared[index - num_chunks], scratch);
         });
         const int64_t at_once = 16 / step_.num_kv_heads + 1;
@@ -219,11 +219,11 @@ class Attention {
         return out_ + (task.chunk.row * step_.num_heads + task.kv_head * group_) * head_dim_;
     }
 
-    void attend(const ChunkTask& task, Scratch scratch) const {
+    void attend(const ChunkTask& task, Scratch scratch, const Team& team) const {
         Rows<T, Form> rows = rows_of(task);
         const int64_t tiles = rows.num_tiles(task.count);
         if (task.num_parts > 1) {
-            rows.run(task.begin, task.end, Sums::at(cut_.chunk_parts.take(task.number), tiles, head_dim_), scratch);
+            rows.run(task.begin, task.end, Sums::at(cut_.chunk_parts.take(task.number, team), tiles, head_dim_), scratch);
             return join_parts(task, rows);
         }
         Sums sums = Sums::at(scratch.take(Sums::size(tiles, head_dim_)), tiles, head_dim_);

@@ -4,6 +4,7 @@
 
 #include "finish.h"
 #include "small.h"
+#include "team.h"
 
 #if defined(__AVX512BF16__)
 
@@ -29,10 +30,12 @@ class Coding {
 
     // How many exceptions there are; more than ``most``: the matrix is not worth it, and panels are not complete.
     int64_t run(uint8_t* panels, int threads) {
-        each_row(matrix_.num_panels(), threads, [&](int64_t panel) {
-            if (count_ > most_) return;
-            put(panel, panels + panel * Coded::panel_bytes(matrix_.size));
-            count_ += found_[panel].size();
+        Team::run(threads, [&](Team& team) {
+            team.each(matrix_.num_panels(), 1, [&](int64_t panel) {
+                if (count_ > most_) return;
+                put(panel, panels + panel * Coded::panel_bytes(matrix_.size));
+                count_ += found_[panel].size();
+            });
         });
         return count_;
     }

@@ -1,7 +1,9 @@
 // The CPU's small operations, its attention and its matrices: a plain C interface, called through ctypes.
 //
 // Sums are float32 whatever the tensors hold. The caller vouches for pointers and sizes; every function here is called from
-// one thread at a time.
+// one thread at a time. Where one returns an Outcome and it is not FINE, what it was to write counts for nothing.
+
+#include <new>
 
 #include "adapt.h"
 #include "as_floats.h"
@@ -21,6 +23,25 @@
         typedef float T;     \
         call;                \
     }
+
+namespace {
+
+enum Outcome { FINE = 0, NO_MEMORY = 1, FAILED = 2 };
+
+// No exception leaves by a function of C: it would end the process.
+template <typename Body>
+int outcome_of(const Body& body) noexcept {
+    try {
+        body();
+        return FINE;
+    } catch (const std::bad_alloc&) {
+        return NO_MEMORY;
+    } catch (...) {
+        return FAILED;
+    }
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -51,16 +72,18 @@ void penstock_gate(int is_bf16, const void* gate_up, void* out, int64_t rows, in
 
 // Writes all rows' keys and values, then attends for the step's decodes and chunks. head_dim is a multiple of 16, at most 1024.
 // stored: a StoredType, of the caches; scales are those of int8, or null; sinks [num_heads] or null.
-void penstock_attend(int is_bf16, int stored, const Step* step, const void* queries, const void* keys, const void* values,
-                     void* key_cache, void* value_cache, float* key_scales, float* value_scales, int64_t window,
-                     const float* sinks, void* out) {
-    EACH_TYPE(attend_over(stored, *step, (const T*)queries, (const T*)keys, (const T*)values,
-                          {key_cache, value_cache, key_scales, value_scales}, window, sinks, (T*)out))
+int penstock_attend(int is_bf16, int stored, const Step* step, const void* queries, const void* keys, const void* values,
+                    void* key_cache, void* value_cache, float* key_scales, float* value_scales, int64_t window,
+                    const float* sinks, void* out) {
+    return outcome_of([&] {
+        EACH_TYPE(attend_over(stored, *step, (const T*)queries, (const T*)keys, (const T*)values,
+                              {key_cache, value_cache, key_scales, value_scales}, window, sinks, (T*)out))
+    });
 }
 
 // The largest of each half tile of logits [rows, vocab_size] (see maxima.h), NaN where one is.
-void penstock_maxima(const float* logits, int64_t rows, int64_t vocab_size, float* maxima, int threads) {
-    find_maxima({logits, maxima, vocab_size}, rows, threads);
+int penstock_maxima(const float* logits, int64_t rows, int64_t vocab_size, float* maxima, int threads) {
+    return outcome_of([&] { find_maxima({logits, maxima, vocab_size}, rows, threads); });
 }
 
 // The same of half tiles whose logits, at places [count], have changed.
@@ -69,7 +92,9 @@ void penstock_refresh_maxima(const float* logits, int64_t vocab_size, float* max
 }
 
 // A token for each row.
-void penstock_draw(const Draws* draws, int threads) { draw(*draws, threads); }
+int penstock_draw(const Draws* draws, int threads) {
+    return outcome_of([&] { draw(*draws, threads); });
+}
 
 // Whether bfloat16 is multiplied in tiles here.
 int penstock_has_tiles() {
@@ -95,21 +120,22 @@ int penstock_has_linear() {
 int64_t penstock_coded_bytes(const Matrix* matrix) { return matrix->num_panels() * Coded::panel_bytes(matrix->size); }
 
 // A weight [columns, size] into ``panels``, its ``exceptions`` [most] and [panels + 1] where those of each panel begin. Returns how
-// many there are, or -1 where they are more.
-int64_t penstock_code(const void* weight, const Matrix* matrix, void* panels, int64_t most, void* exceptions, int64_t* firsts,
-                      int threads) {
-    Coding coding((const bf16*)weight, *matrix, most);
-    const int64_t count = coding.run((uint8_t*)panels, threads);
-    if (count > most) return -1;
-    coding.list((Exception*)exceptions, firsts);
-    return count;
+// many there are into ``count``, or -1 where they are more.
+int penstock_code(const void* weight, const Matrix* matrix, void* panels, int64_t most, void* exceptions, int64_t* firsts,
+                  int64_t* count, int threads) {
+    return outcome_of([&] {
+        Coding coding((const bf16*)weight, *matrix, most);
+        *count = coding.run((uint8_t*)panels, threads);
+        if (*count <= most) coding.list((Exception*)exceptions, firsts);
+        else *count = -1;
+    });
 }
 
 // y = x [rows, size] times the matrix (see linear.h): [rows, columns] bfloat16, the same values as float32, or, gated,
 // [rows, columns / 2]. maxima: of what is float32 (see maxima.h), or null.
-void penstock_linear(const void* x, int64_t rows, const Matrix* matrix, int result, int activation, void* y, float* maxima,
-                     int threads) {
-    linear({(const bf16*)x, nullptr, rows, *matrix, {y, Result(result), activation, maxima}}, threads);
+int penstock_linear(const void* x, int64_t rows, const Matrix* matrix, int result, int activation, void* y, float* maxima,
+                    int threads) {
+    return outcome_of([&] { linear({(const bf16*)x, nullptr, rows, *matrix, {y, Result(result), activation, maxima}}, threads); });
 }
 
 #endif
@@ -131,14 +157,14 @@ int64_t penstock_whole_bytes(const Network* network, int64_t num_tokens, int64_t
 }
 
 // A step from token ids to logits; of attention's ``step``, slots and what is cut into tasks.
-void penstock_whole(const Network* network, const Step* step, const Pass* pass) {
-    run_whole(*network, *step, *pass);
+int penstock_whole(const Network* network, const Step* step, const Pass* pass) {
+    return outcome_of([&] { run_whole(*network, *step, *pass); });
 }
 
 // Such a step, and several of one token each, every token the likeliest after what is before.
-void penstock_follow(const Network* network, const Step* first, const Pass* pass, const Step* step, const Pass* more,
-                     const Following* following) {
-    follow(*network, *first, *pass, *step, *more, *following);
+int penstock_follow(const Network* network, const Step* first, const Pass* pass, const Step* step, const Pass* more,
+                    const Following* following) {
+    return outcome_of([&] { follow(*network, *first, *pass, *step, *more, *following); });
 }
 
 #endif
@@ -154,20 +180,23 @@ int penstock_has_adapt() {
 
 // y [rows, columns] += what the groups' adapters (see adapt.h), of at most this rank, make of x [rows, size], all bfloat16; size is
 // even.
-void penstock_adapt(const void* groups, int64_t num_groups, int64_t rank, int64_t first, const void* x, int64_t rows, int64_t size,
-                    void* y, int64_t columns, int threads) {
+int penstock_adapt(const void* groups, int64_t num_groups, int64_t rank, int64_t first, const void* x, int64_t rows, int64_t size,
+                   void* y, int64_t columns, int threads) {
 #if defined(__AVX512BF16__)
     static std::vector<bf16> memory;
-    const Owners owners({(const Group*)groups, num_groups}, rows, size % DEPTH == 0);
-    Middles middles{nullptr, Middles::held_of(rank)};
-    if (int64_t(memory.size()) < rows * middles.stride()) memory.resize(rows * middles.stride());
-    middles.begin = memory.data();
-    Team::run(threads, [&](Team& team) {
-        Tiles session(true);
-        adapt(team, owners, first, {(const bf16*)x, size, false}, middles, (bf16*)y, columns);
+    return outcome_of([&] {
+        const Owners owners({(const Group*)groups, num_groups}, rows, size % DEPTH == 0);
+        Middles middles{nullptr, Middles::held_of(rank)};
+        if (int64_t(memory.size()) < rows * middles.stride()) memory.resize(rows * middles.stride());
+        middles.begin = memory.data();
+        Team::run(threads, [&](Team& team) {
+            Tiles session(true);
+            adapt(team, owners, first, {(const bf16*)x, size, false}, middles, (bf16*)y, columns);
+        });
     });
 #else
     (void)groups, (void)num_groups, (void)rank, (void)first, (void)x, (void)rows, (void)size, (void)y, (void)columns, (void)threads;
+    return FINE;
 #endif
 }
 
@@ -182,20 +211,26 @@ int penstock_has_int8() {
 
 // x [rows, size] times the matrix (see int8.h), x rounded to int8 row by row; x and result as for ``penstock_linear``, or float32
 // and WIDE.
-void penstock_linear_int8(int is_bf16, const void* x, int64_t rows, const void* matrix, int result, void* y, int threads) {
+int penstock_linear_int8(int is_bf16, const void* x, int64_t rows, const void* matrix, int result, void* y, int threads) {
 #if defined(HAVE_INT8)
-    EACH_TYPE(int8::linear(*(const int8::Matrix*)matrix, (const T*)x, rows, {y, Result(result), 0}, threads))
+    return outcome_of([&] {
+        EACH_TYPE(int8::linear(*(const int8::Matrix*)matrix, (const T*)x, rows, {y, Result(result), 0}, threads))
+    });
 #else
     (void)is_bf16, (void)x, (void)rows, (void)matrix, (void)result, (void)y, (void)threads;
+    return FINE;
 #endif
 }
 
 // The same times groups (see int4.h), x rounded group by group, or, where it may be and rows are many, row by row (see widened.h).
-void penstock_linear_int4(int is_bf16, const void* x, int64_t rows, const void* matrix, int result, void* y, int threads) {
+int penstock_linear_int4(int is_bf16, const void* x, int64_t rows, const void* matrix, int result, void* y, int threads) {
 #if defined(HAVE_INT8)
-    EACH_TYPE(int4::linear(*(const int4::Matrix*)matrix, (const T*)x, rows, {y, Result(result), 0}, threads))
+    return outcome_of([&] {
+        EACH_TYPE(int4::linear(*(const int4::Matrix*)matrix, (const T*)x, rows, {y, Result(result), 0}, threads))
+    });
 #else
     (void)is_bf16, (void)x, (void)rows, (void)matrix, (void)result, (void)y, (void)threads;
+    return FINE;
 #endif
 }
 
@@ -203,7 +238,7 @@ void penstock_linear_int4(int is_bf16, const void* x, int64_t rows, const void* 
 int penstock_float_panel() { return as_floats::PANEL; }
 
 // y [rows, columns] = x [rows, size] times the matrix (see as_floats.h), both float32.
-void penstock_linear_as_floats(const void* x, int64_t rows, const void* matrix, void* y, int threads) {
-    as_floats::linear(*(const as_floats::Matrix*)matrix, (const float*)x, rows, (float*)y, threads);
+int penstock_linear_as_floats(const void* x, int64_t rows, const void* matrix, void* y, int threads) {
+    return outcome_of([&] { as_floats::linear(*(const as_floats::Matrix*)matrix, (const float*)x, rows, (float*)y, threads); });
 }
 }

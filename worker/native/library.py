@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_float, c_int, c_int64, c_void_p
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,8 @@ STORED_TYPES = {torch.bfloat16: 1, torch.int8: 2}
 RESULTS = {torch.bfloat16: 0, torch.float32: 1}
 GATED = 2
 """What a product is made into."""
-
+_NO_MEMORY = 1
+"""See kernels.cpp's Outcome."""
 
 MAX_EXCEPTIONS = 1 / 1024
 """Of the weights of a matrix that is coded, and ALLOWED_EXCEPTIONS besides."""
@@ -36,7 +38,11 @@ MAX_TRIES = 64
 
 
 class Library:
-    """Tensors are bfloat16 or float32, contiguous where nothing else is said; norm weights, cos and sin are float32."""
+    """Tensors are bfloat16 or float32, contiguous where nothing else is said; norm weights, cos and sin are float32.
+
+    What needs memory beside its results raises MemoryError where there is none; what it was to write counts for nothing
+    then.
+    """
 
     def __init__(self, path: str) -> None:
         """Raises OSError."""
@@ -59,10 +65,9 @@ class Library:
         self._refresh_maxima.argtypes = (c_void_p, c_int64, c_void_p, c_void_p, c_int64)
         self._draw = loaded.penstock_draw
         self._draw.argtypes = (c_void_p, c_int)
-        linears = (self._linear_int8, self._linear_int4)
-        draws = (self._maxima, self._refresh_maxima, self._draw)
-        for function in (self._add_norm, self._turn, self._gate, self._attend, *linears, *draws):
+        for function in (self._add_norm, self._turn, self._gate, self._refresh_maxima):
             function.restype = None
+        failing = [self._attend, self._linear_int8, self._linear_int4, self._maxima, self._draw]
         self.has_tiles = bool(loaded.penstock_has_tiles())
         """Whether they multiply bfloat16 in tiles."""
         self.has_linear = bool(loaded.penstock_has_linear())
@@ -70,21 +75,20 @@ class Library:
         if self.has_linear:
             self._linear = loaded.penstock_linear
             self._linear.argtypes = (c_void_p, c_int64, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int)
-            self._linear.restype = None
+            failing.append(self._linear)
             self._coded_bytes = loaded.penstock_coded_bytes
             self._coded_bytes.argtypes, self._coded_bytes.restype = (c_void_p,), c_int64
             self._code = loaded.penstock_code
-            self._code.argtypes = (*(c_void_p,) * 3, c_int64, c_void_p, c_void_p, c_int)
-            self._code.restype = c_int64
+            self._code.argtypes = (*(c_void_p,) * 3, c_int64, *(c_void_p,) * 3, c_int)
+            failing.append(self._code)
         self.has_whole = bool(loaded.penstock_has_whole())
         """Whether there are ``whole`` and ``follow``."""
         if self.has_whole:
             self._whole = loaded.penstock_whole
             self._whole.argtypes = (c_void_p,) * 3
-            self._whole.restype = None
             self._follow = loaded.penstock_follow
             self._follow.argtypes = (c_void_p,) * 6
-            self._follow.restype = None
+            failing += [self._whole, self._follow]
             self._whole_bytes = loaded.penstock_whole_bytes
             self._whole_bytes.argtypes = (c_void_p, c_int64, c_int64)
             self._whole_bytes.restype = c_int64
@@ -92,12 +96,12 @@ class Library:
         """Whether ``linear_rounded`` computes anything here."""
         self._linear_as_floats = loaded.penstock_linear_as_floats
         self._linear_as_floats.argtypes = (c_void_p, c_int64, c_void_p, c_void_p, c_int)
-        self._linear_as_floats.restype = None
         self.float_panel = int(loaded.penstock_float_panel())
         """Columns of a panel of what ``linear_as_floats`` multiplies."""
         self._adapt = loaded.penstock_adapt
         self._adapt.argtypes = (c_void_p, *(c_int64,) * 3, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int)
-        self._adapt.restype = None
+        for function in (*failing, self._linear_as_floats, self._adapt):
+            function.restype, function.errcheck = c_int, _checked
         self.has_adapt = bool(loaded.penstock_has_adapt())
         """Whether ``adapt`` does."""
 
@@ -169,16 +173,18 @@ class Library:
         panels = huge_empty((self._coded_bytes(ctypes.addressof(matrix)),), torch.uint8)
         exceptions = torch.empty(ALLOWED_EXCEPTIONS + int(weight.numel() * MAX_EXCEPTIONS), dtype=torch.int64)
         firsts = torch.empty(-(-matrix.columns // PANEL) + 1, dtype=torch.int64)
-        count = self._code(
+        count = c_int64()
+        self._code(
             weight.data_ptr(),
             ctypes.addressof(matrix),
             panels.data_ptr(),
             len(exceptions),
             exceptions.data_ptr(),
             firsts.data_ptr(),
+            ctypes.addressof(count),
             torch.get_num_threads(),
         )
-        return None if count < 0 else (panels, exceptions[:count].clone(), firsts)
+        return None if count.value < 0 else (panels, exceptions[: count.value].clone(), firsts)
 
     def linear(self, x: Tensor, matrix: PackedMatrix, dtype: torch.dtype, maxima: Tensor | None = None) -> Tensor:
         """x [rows, size] bfloat16 times the matrix -> [rows, columns], bfloat16, or float32 for the same values; then
@@ -350,6 +356,14 @@ class Library:
             None if sinks is None else sinks.data_ptr(),
             out.data_ptr(),
         )
+
+
+def _checked(outcome: Any, function: Any, arguments: Any) -> Any:
+    """After each call of what returns an Outcome of kernels.cpp."""
+    if outcome == _NO_MEMORY:
+        raise MemoryError(f"{function.__name__} found no memory")
+    if outcome:
+        raise RuntimeError(f"{function.__name__} failed")
 
 
 def _array(numbers: Sequence[int]) -> ctypes.Array[c_int64]:

@@ -18,6 +18,8 @@ namespace {
 
 constexpr int PLACES_OF_A_THREAD = 4;  // that one which is put aside holds up the others late
 
+struct Abandoned {};  // whoever waits for a part that nobody computes any more
+
 // Those of one layer after the other. A part is known by its number in the order in which they are begun.
 class Parts {
     int64_t size_ = 0, count_ = 0, num_places_ = 0;
@@ -39,9 +41,11 @@ class Parts {
 
     float* at(int64_t part) { return places_.data() + part % num_places_ * size_; }
 
-    // Its place, once it is free: those who hold it have begun before, and need nothing that begins later.
-    float* take(int64_t part) {
+    // Its place, once it is free: those who hold it have begun before, and need nothing that begins later. Throws where some of the
+    // team have failed, who may have held it.
+    float* take(int64_t part, const Team& team) {
         for (int turn = 0; users_[part % num_places_].load(std::memory_order_acquire) != part; ++turn) {
+            if (team.has_failed()) throw Abandoned();
             if (turn < TURNS) pause();
             else std::this_thread::yield();
         }

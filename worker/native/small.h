@@ -154,7 +154,7 @@ void gate(const T* opened, T* out, int64_t size, int activation) {
     });
 }
 
-// body(row) for all rows, on so many threads.
+// body(row), which does not throw, for all rows, on so many threads.
 template <typename Body>
 void each_row(int64_t rows, int threads, const Body& body) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <thread>
 
@@ -78,8 +79,14 @@ class Team {
 #endif
         };
         const std::unique_ptr<Of[]> threads;
+        std::atomic<bool> has_failed{false};
+        std::exception_ptr failure;  // the first of them, for whoever waits until all threads are back
 
         explicit Shared(int threads) : threads(new Of[threads]) {}
+
+        void fail() {
+            if (!has_failed.exchange(true)) failure = std::current_exception();
+        }
     };
 
     Shared& shared_;
@@ -96,6 +103,9 @@ class Team {
     Team(const Team&) = delete;
     int size() const { return size_; }
 
+    // Whether a task has thrown: nothing of what the team computes counts any more, and tasks that are left are not done.
+    bool has_failed() const { return shared_.has_failed.load(std::memory_order_relaxed); }
+
     // All tasks [0, count), up to ``at_once`` in a row; returns when all are done.
     template <typename Body>
     void each(int64_t count, int64_t at_once, const Body& body) {
@@ -107,7 +117,9 @@ class Team {
         for (int64_t at = shared_.next.load(); at < end;) {
             const int64_t stop = std::min(at + at_once, end);
             if (!shared_.next.compare_exchange_weak(at, stop)) continue;
-            for (int64_t task = at; task < stop; ++task) body(task - begin);
+            attempt([&] {
+                for (int64_t task = at; task < stop; ++task) body(task - begin);
+            });
             count_done(stop - at, end);
             at = shared_.next.load();
         }
@@ -131,7 +143,7 @@ class Team {
         each_run(of_thread * size_, count, at_once, first_of, body);
     }
 
-    // body(team) on so many threads, or on as many as there are.
+    // body(team) on so many threads, or on as many as there are. Throws what any of them has thrown, once all have ended.
     template <typename Body>
     static void run(int threads, const Body& body) {
         Shared shared(std::max(threads, 1));
@@ -144,8 +156,9 @@ class Team {
         {
             const Cores::Own core(cores, omp_get_thread_num());
             Team team(shared, omp_get_num_threads(), omp_get_thread_num());
-            body(team);
+            team.attempt([&] { body(team); });
         }
+        if (shared.failure) std::rethrow_exception(shared.failure);
     }
 
   private:
@@ -169,7 +182,9 @@ class Team {
             const int64_t first = first_of(run - begin);
             for (const int64_t last = std::min(first + at_once, count); first + index < last; ++index) {
                 Claim claim(&held, (run + 1) * RUN + index * TASK);
-                body(first + index, claim);
+                attempt([&] { body(first + index, claim); });
+                // What has not been done nobody does over, either.
+                if (has_failed()) claim.may_write();
                 if (claim.is_lost()) return;
             }
             held.store(0);
@@ -187,6 +202,16 @@ class Team {
                 if (what) go_on(what / RUN - 1, what % RUN / TASK), at_try = -1;
             }
         } while (!is_done_after_sleep(end));
+    }
+
+    template <typename Body>
+    void attempt(const Body& body) {
+        if (has_failed()) return;
+        try {
+            body();
+        } catch (...) {
+            shared_.fail();
+        }
     }
 
     void count_done(int64_t count, int64_t end) {
