@@ -7,7 +7,6 @@ import contextlib
 import gc
 import logging
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +14,20 @@ from typing import TYPE_CHECKING, Any, cast
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from gateway import admin, api, batches, doors, metrics, open_files, openapi, responses, sinks, store, webhooks
+from gateway import (
+    admin,
+    api,
+    batches,
+    doors,
+    metrics,
+    open_files,
+    openapi,
+    responses,
+    sinks,
+    store,
+    telemetry,
+    webhooks,
+)
 from gateway.auth import Auth
 from gateway.bootstrap import Born, bootstrap
 from gateway.cache import Cache, Memory, Shared
@@ -377,7 +389,7 @@ async def files_of(config: Settings, name: str) -> tuple[Text, Callable[[], Need
         text = await asyncio.to_thread(Text.load, place, config.text, model.tool_parser, model.reasoning_parser)
         return text, partial(need_of, place, model.engine)
     except (SourceError, TextInvalid) as error:
-        print(f"penstock: model {name}: {error}", file=sys.stderr, flush=True)
+        telemetry.say(f"penstock: model {name}: {error}")
     except Exception:
         log.exception("model %s cannot be opened", name)
     return None

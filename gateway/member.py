@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.importing import importing
 from gateway.leases import ToGateway, ToOwner
-from gateway.settings_file import BAD_START, fail
+from gateway.settings_file import BAD_START
 from policies import settings
 
 
@@ -68,7 +68,8 @@ def main() -> None:
     try:
         uvloop.run(_serve(config, given_up))
     except app.BAD_STARTS as error:
-        fail(str(error))
+        telemetry.say(f"penstock: {error}")
+        sys.exit(BAD_START)
     except NothingToServe:
         sys.exit(BAD_START)
 

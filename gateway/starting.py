@@ -75,7 +75,7 @@ async def serving(loaded: settings.Settings) -> None:
     stop, launcher = Stop(), Launcher()
     async with launcher.ahead(list(loaded.models.values())):
         with importing():
-            from gateway import app, processes
+            from gateway import app, processes, telemetry
             from gateway.dispatch import NothingToServe
 
         for _ in range(2):  # what was asked while modules were loaded is noticed, and then heard
@@ -86,7 +86,8 @@ async def serving(loaded: settings.Settings) -> None:
         try:
             await serve_all(loaded, os.environ, click.echo, launcher, stop=stop)
         except app.BAD_STARTS as error:
-            fail(str(error))
+            telemetry.say(f"penstock: {error}")
+            sys.exit(BAD_START)
         except NothingToServe:
             sys.exit(BAD_START)
 

@@ -2,9 +2,10 @@
 
 Two kinds of lines: records of the standard library's logging, and events, which are Structs and told by their fields.
 Events come with every request, so they take a short way of their own. Lines are written together, a few times a second;
-warnings and worse at once. A record that is word for word one of the last seconds is counted, and told once more with
-its number when they are over: what fails a thousand times a second fills no disk. A record about one request has its
-ids behind its words, as fields: whoever writes it gives them along as ``extra`` (``about``, ``about_sent``).
+warnings and worse at once; and nobody waits for whoever reads them (``backlog``). A record that is word for word one of
+the last seconds is counted, and told once more with its number when they are over: what fails a thousand times a second
+fills no disk. A record about one request has its ids behind its words, as fields: whoever writes it gives them along as
+``extra`` (``about``, ``about_sent``).
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from typing import TextIO
 
 import msgspec
 
+from gateway.backlog import Backlog
 from gateway.traceparent import context_of
 from policies import settings, wire
 
 FLUSH_S = 0.1
 MAX_WAITING_LINES = 512
+LAST_S = 2.0
+"""How long a process that ends may go on writing."""
 REPEAT_S = 10.0
 """So long the same record is counted and not told."""
 MAX_REPEATS = 256
@@ -144,7 +148,7 @@ class Fields(logging.Formatter):
     def __init__(self, as_json: bool) -> None:
         super().__init__()
         self._as_json = as_json
-        self._second, self._stamp = 0, ""
+        self._second = 0, ""
 
     def format(self, record: logging.LogRecord) -> str:
         at, level, text = self._time(record.created), record.levelname.lower(), record.getMessage()
@@ -171,10 +175,12 @@ class Fields(logging.Formatter):
 
     def _time(self, at: float) -> str:
         """ISO 8601 in UTC, to the millisecond. A second's text is made once."""
-        second = int(at)
-        if second != self._second:
-            self._second, self._stamp = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        return f"{self._stamp}.{int(1000 * (at - second)):03}Z"
+        second, stamp = self._second
+        if int(at) != second:
+            second = int(at)
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+            self._second = second, stamp
+        return f"{stamp}.{int(1000 * (at - second)):03}Z"
 
 
 @functools.cache
@@ -251,7 +257,7 @@ class Lines(logging.Handler):
         super().__init__()
         self.setFormatter(form)
         self._form = form
-        self._stream = stream
+        self.backlog = Backlog(stream, self._missing)
         self._waiting: list[str | tuple[msgspec.Struct, float]] = []
         """Lines, and events with their instants."""
         self._repeats = Repeats()
@@ -267,10 +273,15 @@ class Lines(logging.Handler):
         self._add(self._form.format(record), at_once=record.levelno >= logging.WARNING)
 
     def close(self) -> None:
-        """What was counted until now is told."""
+        """What was counted until now is told, and written if somebody reads it."""
         self._tell_repeats(float("inf"))
         self.flush()
+        self.backlog.drain(LAST_S)
         super().close()
+
+    def say(self, sentence: str) -> None:
+        """A line of its own, in order with the others."""
+        self._add(sentence, at_once=True)
 
     def _tell_repeats(self, unix_s: float) -> None:
         for record in self._repeats.over(unix_s):
@@ -309,11 +320,14 @@ class Lines(logging.Handler):
             waiting, self._waiting = self._waiting, []
             lines = [line if isinstance(line, str) else self._form.event(*line) for line in waiting]
             if lines:
-                with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more, or it is closed
-                    self._stream.write("\n".join(lines) + "\n")
-                    self._stream.flush()
+                self.backlog.write("\n".join(lines) + "\n")
         finally:
             self.release()
+
+    def _missing(self, num: int) -> str:
+        text = f"log: {num} lines before this one are lost: nobody read them in time, or they could not be written"
+        record = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", "msg": text}
+        return self._form.format(logging.makeLogRecord(record)) + "\n"
 
     def _add(self, line: str, at_once: bool) -> None:
         self._waiting.append(line)
@@ -341,6 +355,19 @@ def tell(event: msgspec.Struct) -> None:
     """Logs an event at the level of information."""
     if _events is not None:
         _events.event(event)
+
+
+def num_lost_lines() -> int:
+    """Of the log, since start."""
+    return 0 if _handler is None else _handler.backlog.num_lost
+
+
+def say(sentence: str) -> None:
+    """A line to whoever started this, as it stands. It keeps its place among those of the log."""
+    if _handler is None:
+        print(sentence, file=sys.stderr, flush=True)
+    else:
+        _handler.say(sentence)
 
 
 def log_to_stderr(config: settings.Log) -> None:

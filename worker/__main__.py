@@ -145,7 +145,7 @@ class _Others:
             log.error("%s", fault)
         else:
             tell_operator(str(fault))
-        sys.stderr.flush()
+        logging.shutdown()
         os._exit(CANNOT_START if isinstance(fault, ModelError) else BROKEN)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from aiohttp import hdrs, web
 
+from gateway import telemetry
 from gateway.background import alongside
 from gateway.clock import Clock
 from gateway.doors import Doors
@@ -89,6 +90,7 @@ class Metrics:
             Sample("penstock_http_responses_total", (str(status),), num) for status, num in doors.answered.items()
         ]
         samples += [Sample("penstock_refusals_total", (code,), num) for code, num in doors.refused.items()]
+        samples.append(Sample("penstock_log_lines_lost_total", (), telemetry.num_lost_lines()))
         lag = self._lag
         samples.append(Sample("penstock_event_loop_lag_seconds", (), lag.sum, tuple(lag.counts), lag.bounds))
         return gathered(samples)

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import logging
+import os
 import re
 import signal
+import tempfile
 
 import pytest
 
-from gateway import log_level, telemetry
+from gateway import backlog, log_level, telemetry
 from gateway.telemetry import Fields, Lines
 from policies import settings, wire
 from policies.terms import Sampling
-from tests.builders import an_entry, until
+from tests.builders import PATIENCE_S, an_entry, until
 
 NOON = 1_795_000_000.0
+
+
+class Heard(Lines):
+    """Lines, and what was written of them."""
+
+    def __init__(self, as_json: bool = False) -> None:
+        self._file = tempfile.TemporaryFile("w", encoding="utf-8")  # noqa: SIM115
+        super().__init__(self._file, Fields(as_json))
+
+    def told(self) -> str:
+        self.backlog.drain(PATIENCE_S)
+        return os.pread(self._file.fileno(), 1 << 24, 0).decode()
 
 
 @pytest.fixture
@@ -57,14 +70,14 @@ def test_a_request_is_a_json_object_with_the_same_fields():
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_a_record_keeps_its_trace(as_json):
-    stream = io.StringIO()
+    lines = Heard(as_json)
     logger = logging.Logger("gateway.somewhere")
-    logger.addHandler(Lines(stream, Fields(as_json)))
+    logger.addHandler(lines)
     try:
         raise ValueError("broken")
     except ValueError:
         logger.exception("it %s", "failed")
-    told = stream.getvalue()
+    told = lines.told()
     assert "it failed" in told
     assert "ValueError: broken" in told
     if as_json:
@@ -74,11 +87,11 @@ def test_a_record_keeps_its_trace(as_json):
 
 def test_what_is_said_of_a_request_has_its_ids_as_fields():
     def told(as_json: bool, extra: dict[str, str | None]) -> str:
-        stream = io.StringIO()
+        lines = Heard(as_json)
         logger = logging.Logger("gateway.somewhere")
-        logger.addHandler(Lines(stream, Fields(as_json)))
+        logger.addHandler(lines)
         logger.error("it failed", extra=extra)
-        return stream.getvalue()
+        return lines.told()
 
     sent = wire.Submit("req_1", [1], Sampling(max_tokens=1), traceparent=f"00-{'4b' * 16}-{'0f' * 8}-01")
     assert told(False, telemetry.about_sent(sent)).endswith(f" it failed request_id=req_1 trace_id={'4b' * 16}\n")
@@ -89,14 +102,13 @@ def test_what_is_said_of_a_request_has_its_ids_as_fields():
 
 
 def test_the_same_words_about_two_requests_are_two_lines():
-    stream = io.StringIO()
-    lines = Lines(stream, Fields(as_json=False))
+    lines = Heard()
     for request_id in ("req_1", "req_2", "req_2"):
         record = a_record("it failed", NOON)
         vars(record).update(telemetry.about(request_id))
         lines.emit(record)
     lines.close()
-    assert [line.split(" warning ")[1] for line in stream.getvalue().splitlines()] == [
+    assert [line.split(" warning ")[1] for line in lines.told().splitlines()] == [
         "it failed request_id=req_1",
         "it failed request_id=req_2",
         "it failed (once more in 10 s) request_id=req_2",
@@ -104,41 +116,84 @@ def test_the_same_words_about_two_requests_are_two_lines():
 
 
 async def test_lines_are_written_together_and_warnings_at_once():
-    stream = io.StringIO()
-    lines = Lines(stream, Fields(as_json=False))
+    lines = Heard()
     for _ in range(3):
         lines.event(an_entry())
-    assert stream.getvalue() == ""
+    assert lines.told() == ""
     lines.emit(logging.makeLogRecord({"msg": "look", "levelno": logging.WARNING, "levelname": "WARNING"}))
-    assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["info"] * 3 + ["warning"]
+    assert [line.split()[1] for line in lines.told().splitlines()] == ["info"] * 3 + ["warning"]
     lines.event(an_entry())
-    await until(lambda: len(stream.getvalue().splitlines()) == 5)
+    await until(lambda: len(lines.told().splitlines()) == 5)
 
 
-async def test_a_reader_that_is_gone_stops_nobody():
-    stream = io.StringIO()
-    stream.close()
-    lines = Lines(stream, Fields(as_json=False))
-    lines.event(an_entry())
-    lines.flush()
+def test_a_reader_that_is_gone_stops_nobody():
+    reads, writes = os.pipe()
+    os.close(reads)
+    with open(writes, "w") as stream:
+        lines = Lines(stream, Fields(as_json=False))
+        for _ in range(2):
+            lines.event(an_entry())
+            lines.flush()
+            lines.backlog.drain(PATIENCE_S)
+    assert lines.backlog.num_lost == 2
+
+
+def test_a_reader_that_stalls_costs_lines_beyond_a_bound_and_is_told_how_many(monkeypatch):
+    monkeypatch.setattr(backlog, "MAX_BYTES", 200_000)
+    reads, writes = os.pipe()
+    with open(writes, "w") as stream, open(reads, "rb") as reader:
+        lines = Lines(stream, Fields(as_json=False))
+        for number in range(20_000):
+            lines.emit(a_record(f"line {number}", NOON))
+        lines.backlog.drain(0.0)
+        num_lost = lines.backlog.num_lost
+        assert 10_000 < num_lost < 20_000
+        kept = [reader.readline().decode() for _ in range(20_000 - num_lost)]
+        assert [line.split()[-1] for line in kept] == [str(number) for number in range(len(kept))]
+        said = reader.readline().decode()
+        assert f"warning log: {num_lost} lines before this one are lost" in said
+        lines.backlog.drain(PATIENCE_S)
+        lines.emit(a_record("and on", NOON))
+        assert reader.readline().decode().endswith(" warning and on\n")
+        assert lines.backlog.num_lost == num_lost
+
+
+def test_a_stream_that_refuses_to_wait_is_waited_for():
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)  # as another process that has it may do
+    with open(writes, "w") as stream, open(reads, "rb") as reader:
+        lines = Lines(stream, Fields(as_json=False))
+        for number in range(3000):
+            lines.emit(a_record(f"line {number}", NOON))
+        assert [reader.readline().split()[-1] for _ in range(3000)] == [b"%d" % number for number in range(3000)]
+
+
+def test_the_end_waits_for_lines_that_are_read_and_not_for_a_reader_that_stalls(monkeypatch):
+    monkeypatch.setattr(telemetry, "LAST_S", 0.1)
+    reads, writes = os.pipe()
+    with open(writes, "w") as stream, open(reads, "rb") as reader:
+        lines = Lines(stream, Fields(as_json=False))
+        lines.emit(a_record("x" * 100_000, NOON))
+        lines.close()
+        assert reader.readline().decode().endswith("x\n")
 
 
 async def test_a_thread_writes_its_own_line_at_once():
-    stream = io.StringIO()
-    lines = Lines(stream, Fields(as_json=False))
+    lines = Heard()
     record = logging.makeLogRecord({"msg": "from afar", "levelno": logging.INFO, "levelname": "INFO"})
     await asyncio.to_thread(lines.emit, record)
-    assert "from afar" in stream.getvalue()
+    assert "from afar" in lines.told()
 
 
 @pytest.mark.parametrize(("level", "num_lines"), [("info", 1), ("warning", 0)])
-def test_the_level_holds_for_requests_too(loggers, capsys, level, num_lines):
+def test_the_level_holds_for_requests_too(loggers, capfd, level, num_lines):
     telemetry.log_to_stderr(settings.Log(level=level))
     telemetry.tell(an_entry())
-    assert len(capsys.readouterr().err.splitlines()) == num_lines
+    logging.root.handlers[0].close()
+    assert len(capfd.readouterr().err.splitlines()) == num_lines
 
 
-async def test_a_signal_switches_to_debug_and_back(loggers, capsys):
+async def test_a_signal_switches_to_debug_and_back(loggers, capfd):
     telemetry.log_to_stderr(settings.Log(level="warning"))
     signal.raise_signal(signal.SIGUSR1)  # nobody hears it yet
     assert not logging.root.isEnabledFor(logging.DEBUG)
@@ -151,10 +206,10 @@ async def test_a_signal_switches_to_debug_and_back(loggers, capsys):
         signal.raise_signal(signal.SIGUSR1)
         await until(lambda: not logger.isEnabledFor(logging.DEBUG))
         telemetry.tell(an_entry(request_id="req_unseen"))
-        logging.root.handlers[0].flush()
+        logging.root.handlers[0].close()
     finally:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGUSR1)
-    told = capsys.readouterr().err
+    told = capfd.readouterr().err
     assert "req_seen" in told
     assert "req_unseen" not in told
     assert "log: from warning up" in told
@@ -166,19 +221,18 @@ def a_record(text: str, unix_s: float, level: int = logging.WARNING) -> logging.
 
 
 def test_what_is_said_again_and_again_is_told_once_and_then_counted():
-    stream = io.StringIO()
-    lines = Lines(stream, Fields(as_json=False))
+    lines = Heard()
     for number in range(1000):
         lines.emit(a_record("the store is away", NOON + number / 1000))
         lines.emit(a_record(f"worker {number % 2} is lost", NOON + number / 1000))
-    told = stream.getvalue().splitlines()
+    told = lines.told().splitlines()
     assert [line.split(" warning ")[1] for line in told] == [
         "the store is away",
         "worker 0 is lost",
         "worker 1 is lost",
     ]
     lines.emit(a_record("the store is away", NOON + telemetry.REPEAT_S + 1))
-    told = stream.getvalue().splitlines()[3:]
+    told = lines.told().splitlines()[3:]
     assert [line.split(" warning ")[1] for line in told] == [
         "the store is away (999 times more in 10 s)",
         "worker 0 is lost (499 times more in 10 s)",
@@ -187,23 +241,21 @@ def test_what_is_said_again_and_again_is_told_once_and_then_counted():
     ]
     lines.emit(a_record("the store is away", NOON + telemetry.REPEAT_S + 2))
     lines.close()
-    assert stream.getvalue().endswith("the store is away (once more in 10 s)\n")
+    assert lines.told().endswith("the store is away (once more in 10 s)\n")
 
 
 def test_a_clock_that_is_set_back_silences_nothing():
-    stream = io.StringIO()
-    lines = Lines(stream, Fields(as_json=False))
+    lines = Heard()
     for unix_s in (NOON, NOON + 1, NOON - 3600, NOON - 3599, NOON - 1800):
         lines.emit(a_record("the store is away", unix_s))
-    told = [line.split(" warning ")[1] for line in stream.getvalue().splitlines()]
+    told = [line.split(" warning ")[1] for line in lines.told().splitlines()]
     again = "the store is away (once more in 10 s)"
     assert told == ["the store is away", again, "the store is away", again, "the store is away"]
 
 
 def test_more_kinds_of_lines_than_are_remembered_are_all_told():
-    stream = io.StringIO()
-    lines = Lines(stream, Fields(as_json=False))
+    lines = Heard()
     for _ in range(2):
         for number in range(telemetry.MAX_REPEATS + 5):
             lines.emit(a_record(f"kind {number}", NOON))
-    assert len(stream.getvalue().splitlines()) == telemetry.MAX_REPEATS + 10
+    assert len(lines.told().splitlines()) == telemetry.MAX_REPEATS + 10

@@ -12,16 +12,16 @@ from tests.gateway.elsewhere import elsewhere, fails
 from tests.gateway.traced import ASK, CHAT, SPAN, TRACE, answered, tracing
 
 
-async def test_the_log_names_the_trace_of_every_request(open_front, collector, capsys):
+async def test_the_log_names_the_trace_of_every_request(open_front, collector, capfd):
     root, events = logging.root, telemetry._events
-    handlers, level = root.handlers[:], root.level
+    handlers, level, handler = root.handlers[:], root.level, telemetry._handler
     telemetry.log_to_stderr(settings.Log(format="json"))
     try:
         async with open_front(tracing=tracing(collector, sample_ratio=1.0)) as front:
             fine, _ = await answered(front)
             _, _, refused = await front.post(CHAT, {"model": "demo"})
-            root.handlers[0].flush()
-        lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+            root.handlers[0].close()
+        lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
         told = {line["request_id"]: line for line in lines if "request_id" in line}
         (row,) = front.rows()
         assert told[fine["x-request-id"]]["trace_id"] == fine["x-trace-id"] == row["trace_id"]
@@ -29,7 +29,7 @@ async def test_the_log_names_the_trace_of_every_request(open_front, collector, c
         assert (line["status"], line["trace_id"]) == (400, refused["x-trace-id"])
         assert (line["tenant_id"], line["key_id"]) == (row["tenant_id"], row["key_id"])
     finally:
-        root.handlers[:], telemetry._events = handlers, events
+        root.handlers[:], telemetry._events, telemetry._handler = handlers, events, handler
         root.setLevel(level)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import signal
 import urllib.error
 import urllib.request
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.journeys.test_process import PATIENCE_S, serving
+from tests.journeys.test_process import PATIENCE_S, serving, until
 
 SAID = "zebra-crossing-at-noon"
 """In every prompt, and in every answer that repeats it."""
@@ -112,3 +114,19 @@ def test_why_a_worker_does_not_start_is_a_line_of_the_log_where_that_has_objects
         assert house.wait() == 2
         said = [json.loads(line) for line in house.errors]
         assert [line["level"] for line in said if line.get("worker") == "demo-0"] == ["error"]
+
+
+def test_a_reader_of_the_log_that_stalls_holds_no_request_no_worker_and_no_end(tmp_path: Path):
+    reads, writes = os.pipe()
+    fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)
+    with serving(tmp_path, errors=writes) as house:
+        os.close(writes)
+        for _ in range(20):  # of which a line has some 400 bytes
+            assert house.answer()
+        (worker,) = house.workers()
+        os.kill(worker, signal.SIGKILL)  # the next one has things to say, too
+        until(lambda: house.workers() not in ([], [worker]))
+        until(house.answer)
+        house.process.send_signal(signal.SIGTERM)
+        assert house.process.wait(PATIENCE_S) == 0
+    os.close(reads)

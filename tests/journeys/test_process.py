@@ -40,7 +40,8 @@ class Unavailable(Exception):
 class Process:
     """One `penstock serve`, up to its ready line."""
 
-    def __init__(self, directory: Path, **environment: str) -> None:
+    def __init__(self, directory: Path, errors: int = subprocess.PIPE, **environment: str) -> None:
+        """``errors``: its standard error, if nobody is to read it here."""
         self.directory = directory
         self.process = subprocess.Popen(
             # Whoever runs the tests may heed no SIGHUP (nohup), nor would what they start.
@@ -48,11 +49,11 @@ class Process:
             cwd=directory,
             env={**ENVIRONMENT, **environment},
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=errors,
             text=True,
         )
         self.errors: list[str] = []
-        self._reader = threading.Thread(target=lambda: self.errors.extend(self.process.stderr))
+        self._reader = threading.Thread(target=lambda: self.errors.extend(self.process.stderr or ()))
         self._reader.start()
         self.lines: list[str] = []
         for line in self.process.stdout:
@@ -104,8 +105,8 @@ class Process:
 
 
 @contextlib.contextmanager
-def serving(directory: Path, **environment: str):
-    running = Process(directory, **environment)
+def serving(directory: Path, errors: int = subprocess.PIPE, **environment: str):
+    running = Process(directory, errors, **environment)
     try:
         yield running
     finally:

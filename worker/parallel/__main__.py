@@ -96,5 +96,5 @@ def _compute(duty: Duty, control: Control) -> int:
 if __name__ == "__main__":
     # Nothing is left to be done, and threads that wait for the others must not be waited for.
     status = main()
-    sys.stderr.flush()
+    logging.shutdown()
     os._exit(status)
