@@ -19,6 +19,8 @@ from gateway.terminal.administration import Administration, Refused, Thing
 from gateway.terminal.tables import leave_unread
 
 _SPAN = re.compile(r"(\d{1,6})([smhdw])")
+_UNIX_S = re.compile(r"0|[0-9]{9,11}")
+"""Since 1973: fewer digits are a day (20261101), or a span that lacks its unit."""
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -64,7 +66,8 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask whether it is 
 
 
 def unix_s(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    """For an option that is an instant: "2026-11-01", "2026-11-01T12:00", "36h" before now, or Unix seconds."""
+    """For an option that is an instant: "2026-11-01", "20261101", "2026-11-01T12:00", "36h" before now, or Unix
+    seconds."""
     return None if text is None else _instant(text, -1, "so long ago as 36h")
 
 
@@ -77,7 +80,7 @@ def _instant(text: str, direction: int, as_span: str) -> int:
     """``direction``: 1 where a span of time ends it, -1 where it began so long ago."""
     if span := _SPAN.fullmatch(text):
         return int(time.time()) + direction * int(span[1]) * _UNIT_S[span[2]]
-    if text.isascii() and text.isdecimal():
+    if _UNIX_S.fullmatch(text):
         return int(text)
     try:
         at = datetime.datetime.fromisoformat(text)

@@ -259,6 +259,9 @@ async def test_limits_say_what_is_left(front, operator, tmp_path):
         (["keys", "create", "--tenant", "default", "--name", "x", "--narrowing", "{"], 2, "is no JSON"),
         (["usage", "--by", "colour"], 2, "there is no 'colour'"),
         (["usage", "--since", "yesterday"], 2, "so long ago as 36h"),
+        (["usage", "--since", "20261301"], 2, "so long ago as 36h"),
+        (["usage", "--since", "30"], 2, "so long ago as 36h"),
+        (["usage", "--since", "1793491200000"], 2, "so long ago as 36h"),
         (["policies", "create", "x", "nowhere.json"], 2, "cannot be read"),
         (["tenants", "create", "x", "--metadata", "floor"], 2, "is not NAME=TEXT"),
         (["tenants", "list", "--admin-key", KEY], 1, "admin"),
@@ -275,7 +278,13 @@ async def test_what_is_wrong_is_a_sentence_and_a_status(operator, arguments, sta
 
 @pytest.mark.parametrize(
     ("text", "at"),
-    [("2026-11-01", 1_793_491_200), ("2026-11-01T02:00+01:00", 1_793_494_800), ("1793491200", 1_793_491_200)],
+    [
+        ("2026-11-01", 1_793_491_200),
+        ("20261101", 1_793_491_200),
+        ("2026-11-01T02:00+01:00", 1_793_494_800),
+        ("1793491200", 1_793_491_200),
+        ("0", 0),
+    ],
 )
 def test_instants_are_days_times_and_seconds(text, at):
     context = click.Context(main)
