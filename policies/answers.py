@@ -35,6 +35,8 @@ class Asked(NamedTuple):
     """The strings that end the text."""
     is_seeded: bool
     """The seed is the client's own."""
+    cache_salt: str | None = None
+    """The client's word for those of its users among whom the answer may be found again; None: all of them."""
 
 
 class Rules(NamedTuple):
@@ -76,7 +78,7 @@ def name_of(asked: Asked) -> bytes:
         (submit.prompt_token_ids, _canonical(submit.sampling, asked.is_seeded), submit.num_sequences, submit.grammar)
         for submit in asked.submits
     ]
-    text = _encode((asked.model, asked.fingerprint, sequences, asked.stops))
+    text = _encode((asked.model, asked.fingerprint, sequences, asked.stops, asked.cache_salt))
     return blake2b(text, digest_size=32, person=b"penstock answer").digest()
 
 

@@ -34,6 +34,11 @@ def salt_of(secret: bytes, tenant_id: str, group: str = "") -> bytes:
     return blake2b(owner.encode(), digest_size=16, key=secret[:64], person=b"penstock salt").digest()
 
 
+def narrowed(salt: bytes, own: str) -> bytes:
+    """The salt of those who share ``salt`` and also say ``own``: a client's word for one of its users."""
+    return blake2b(own.encode(), digest_size=16, key=key_of(salt), person=b"penstock own").digest()
+
+
 def root_of(salt: bytes, adapter: str, kv_dtype: str) -> bytes:
     """The salt of what is computed with this adapter, by its id; "": without any; and kept so, as ``engine.kv_dtype``
     says. Equal tokens have other keys and values under another adapter, under another version of the same, and in

@@ -23,7 +23,7 @@ async def give(
     call, submits = answer.call, [part.submit for part in answer.parts.values()]
     num_prompt_tokens = sum([len(submit.prompt_token_ids) for submit in submits])
     num_sequences = len(answer.choices)
-    asked = Asked(call.model, answer.fingerprint, submits, answer.ends, call.seed is not None)
+    asked = Asked(call.model, answer.fingerprint, submits, answer.ends, call.seed is not None, call.cache_salt)
     rank = gw.dispatch.priority_of(order)
     noted = request[head.HEAD]
     noted.cache_at = time.monotonic()

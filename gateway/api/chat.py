@@ -105,7 +105,7 @@ async def prepared(
     room = room_for(len(prompt), facts, "messages")
     bad_words = await text.bad_words(call.bad_words, caller.tenant_id) if call.bad_words else ()
     sampling = openai.sampling(call, min(call.asked_tokens or room, room), facts.vocab_size, bad_words)
-    salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
+    salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache, call.cache_salt)
     order = gw.dispatch.order(caller, call.service_tier, len(prompt), sampling.max_tokens, call.num_choices)
     priority = gw.dispatch.priority_of(order)
     is_thinking = text.is_thinking(prompt)

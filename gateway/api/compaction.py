@@ -90,6 +90,7 @@ async def shortened(
         instructions=call.instructions,
         prompt_cache_key=call.prompt_cache_key,
         service_tier=call.service_tier,
+        cache_salt=call.cache_salt,
     )
     body = compaction.compacted(await _beside(gw, request, caller, asked.response(), longest))
     used = body.usage

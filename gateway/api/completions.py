@@ -69,7 +69,7 @@ async def prepared(
         facts = await loaded(gw, caller, call, noted)
     texts, (prompts, end_ids) = call.texts, await _prompts(caller, call, text, facts)
     asked_tokens = DEFAULT_MAX_TOKENS if call.max_tokens is None else max(1, call.max_tokens)
-    salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
+    salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache, call.cache_salt)
     bad_words = await text.bad_words(call.bad_words, caller.tenant_id) if call.bad_words else ()
     parts, num_scores, ids = [], 0, part_ids(noted.request_id, len(prompts))
     for number, prompt in enumerate(prompts):

@@ -214,7 +214,7 @@ def _answer(
 ) -> tuple[A, Order]:
     """The rest of the way is that of all answers."""
     noted = request[HEAD]
-    salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
+    salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache, call.cache_salt)
     parts, ids = [], part_ids(noted.request_id, len(asked))
     for number, (prompt, pooling) in enumerate(asked):
         _check(prompt, facts, param, number)

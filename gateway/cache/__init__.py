@@ -46,9 +46,11 @@ class Cache:
             key = (answers.scope_of(self._secret, tenant_id, cache.sharing_group), answers.name_of(asked))
         return Found(self, key, asked, rules.reads, cache.ttl_s, rank)
 
-    def salt_of(self, tenant_id: str, cache: policy.Cache) -> bytes:
-        """Under which the engine keeps this tenant's prefixes, or those of the group that its policy names."""
-        return prefix.salt_of(self._secret, tenant_id, cache.prefix_group)
+    def salt_of(self, tenant_id: str, cache: policy.Cache, own: str | None) -> bytes:
+        """Under which the engine keeps this tenant's prefixes, or those of the group that its policy names; ``own``: of
+        its requests with that ``cache_salt`` alone."""
+        salt = prefix.salt_of(self._secret, tenant_id, cache.prefix_group)
+        return salt if own is None else prefix.narrowed(salt, own)
 
     async def flush(self, tenant_id: str, cache: policy.Cache) -> int:
         """Forgets what is kept for this tenant, and for the group that its policy names; how many answers there were.

@@ -4,7 +4,7 @@ the answer.
 What would change nothing is tolerated, as fields are that nobody knows: ``request_id``, ``session_id``, ``rid``,
 ``stream_interval``, ``length_penalty`` (of beams), ``spaces_between_special_tokens`` (no special ones are told),
 ``truncation_side`` (of a prompt that is not cut), ``mm_processor_kwargs`` and ``media_io_kwargs`` (there is text
-alone), ``cache_salt`` (prefixes are a tenant's own), ``guided_decoding_backend``.
+alone), ``guided_decoding_backend``.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Named = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[Annotated[str, Meta(max_length=64)], Named], Meta(max_length=16)]
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=512)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
@@ -80,6 +81,9 @@ class Generation(Extras, frozen=True, kw_only=True):
     no_stop_trim: bool | None = None
     """SGLang's name of the same."""
     ignore_eos: bool | None = None
+    cache_salt: CacheSalt | None = None
+    """What is kept of prompts and answers is found again by requests that say the same, and by no others of the
+    tenant."""
     add_special_tokens: bool | None = None
     """Those that the tokenizer puts around a text; for a completion they are there unless this is false."""
     structured_outputs: dict[str, Any] | None = None

@@ -11,7 +11,7 @@ from gateway.openai.decoding import decoded
 from gateway.openai.extras import ReadingExtras, check_extras
 from gateway.openai.failures import Malformed
 from gateway.openai.receipts import PenstockExtras
-from gateway.openai.requests import Metadata, Named, PenstockOptions, TokenId
+from gateway.openai.requests import CacheSalt, Metadata, Named, PenstockOptions, TokenId
 from policies.terms import Usage
 
 MAX_INPUTS = 2048
@@ -27,6 +27,8 @@ class Reading(ReadingExtras, frozen=True, kw_only=True):
     metadata: Metadata | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     penstock: PenstockOptions | None = None
+    cache_salt: CacheSalt | None = None
+    """As of what is answered in words."""
 
     @property
     def stream(self) -> bool:

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from gateway import openai, reply
 from gateway.openai import Malformed
-from gateway.openai.requests import Named, PenstockOptions
+from gateway.openai.requests import CacheSalt, Named, PenstockOptions
 from gateway.reply.choices import ChatLogprobs
 from gateway.responses.context import CacheOptions, ImageOptions
 from gateway.responses.items import AnyItem, CompactionItem, MessageItem, id_of, said_by_user
@@ -51,6 +51,7 @@ class CompactRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     image: ImageOptions | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    cache_salt: CacheSalt | None = None
     penstock: PenstockOptions | None = None
 
     def response(self) -> ResponseRequest:

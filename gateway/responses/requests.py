@@ -16,7 +16,7 @@ from msgspec import Meta
 from gateway import openai
 from gateway.openai import Malformed
 from gateway.openai.extras import Extras, check_extras, refused
-from gateway.openai.requests import Metadata, Named, Penalty, PenstockOptions, StreamOptions
+from gateway.openai.requests import CacheSalt, Metadata, Named, Penalty, PenstockOptions, StreamOptions
 from gateway.responses.context import CacheOptions, Compaction, ImageOptions
 from gateway.responses.conversation import Message
 from gateway.responses.tools import callable_of, check_nesting, choice_of, paths_of, tool_of_chat, tools_of
@@ -159,6 +159,7 @@ class ResponseRequest(Asked, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    cache_salt: CacheSalt | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     stop_token_ids: list[int] | None = None
     allowed_token_ids: list[int] | None = None
@@ -208,6 +209,7 @@ AS_THEY_ARE = (
     "stop",
     "include_stop_str_in_output",
     "ignore_eos",
+    "cache_salt",
     "min_tokens",
     "stop_token_ids",
     "allowed_token_ids",

@@ -11,6 +11,7 @@ from policies import policy, settings, wire
 from policies.policy import Policy
 from tests.builders import until
 from tests.gateway.conftest import HELLO
+from tests.gateway.peer import Peer
 
 GREEDY: dict[str, Any] = {"temperature": 0}
 
@@ -268,3 +269,35 @@ async def test_every_prefix_carries_the_salt_of_its_tenant(front):
     await asyncio.gather(*asking)
     (salt,) = salts
     assert len(salt) == 16
+
+
+async def test_what_a_client_salts_is_kept_for_equal_salts_alone(front):
+    outcomes = [(await answered(front))[0]]
+    for salt in ("ann", "bob"):
+        outcomes += [(await answered(front, extra_body={"cache_salt": salt}))[0]]
+    for salt in (None, "ann", "bob"):
+        outcomes += [(await outcome_of(ask(front, extra_body={"cache_salt": salt})))[0]]
+    assert outcomes == ["miss"] * 3 + ["hit"] * 3
+
+
+async def test_so_are_the_prefixes_of_its_prompts(open_front):
+    asked: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": HELLO},
+        "/v1/completions": {"prompt": "Hello"},
+        "/v1/responses": {"input": "Hello"},
+        "/v1/responses/compact": {"input": "Hello"},
+        "/v1/embeddings": {"input": "Hello"},
+    }
+    async with open_front(peer=Peer(pooling=wire.Pooling("mean"), num_dimensions=2)) as front:
+        for path, said in asked.items():
+            salts = []
+            for salt in (None, "ann", "ann", "bob"):
+                asking = asyncio.create_task(front.post(path, {"model": "demo", **said, "cache_salt": salt}))
+                submit = await front.peer.submitted()
+                salts.append(submit.cache_salt)
+                front.peer.send(wire.Failed(submit.request_id, "overloaded", "no"))
+                await asking
+            assert salts[1] == salts[2], path
+            assert (len(set(salts)), {len(salt) for salt in salts}) == (3, {16}), path
+            status, refusal, _ = await front.post(path, {"model": "demo", **said, "cache_salt": ""})
+            assert (status, refusal["error"]["param"]) == (400, "cache_salt"), path

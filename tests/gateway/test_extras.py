@@ -85,7 +85,7 @@ AS_IT_IS: dict[str, Any] = {
 WITHOUT_EFFECT = {
     *("request_id", "session_id", "stream_interval", "length_penalty", "spaces_between_special_tokens"),
     *("truncation_side", "mm_processor_kwargs", "media_io_kwargs", "kv_transfer_params", "ec_transfer_params"),
-    *("routed_experts_prompt_start", "return_token_offsets", "return_mm_kwargs", "cache_salt"),
+    *("routed_experts_prompt_start", "return_token_offsets", "return_mm_kwargs"),
 }
 OF_VLLM = {
     *("use_beam_search", "top_k", "min_p", "repetition_penalty", "watermarking", "length_penalty", "stop_token_ids"),

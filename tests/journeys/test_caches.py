@@ -77,6 +77,16 @@ async def test_a_stranger_finds_nothing_of_what_a_tenant_has_asked(house, strang
         assert reused > 100, "whereas the tenant's own prefix is there"
 
 
+async def test_nor_does_a_user_of_what_another_has_asked_under_another_salt(house):
+    secret, ann, bob = a_secret(), {"cache_salt": "ann"}, {"cache_salt": "bob"}
+    _, of_anything, _ = await ask(house, a_secret(), extra_body={"cache_salt": uuid.uuid4().hex})
+    assert (await ask(house, secret, extra_body=ann))[0] == "miss"
+    outcome, reused, _ = await ask(house, secret, extra_body=bob)
+    assert (outcome, reused) == ("miss", of_anything), "no more than of a prompt that nobody has asked"
+    assert (await ask(house, secret, extra_body=bob))[0] == "hit"
+    assert (await ask(house, secret, control="no-store", extra_body=ann))[1] > 100, "whereas their own prefix is there"
+
+
 async def test_a_stranger_is_not_let_onto_a_flight(house, stranger):
     secret = a_secret()
     long = {"max_tokens": 200, "extra_body": {"ignore_eos": True}}

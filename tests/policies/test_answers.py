@@ -157,6 +157,12 @@ def test_so_are_prefixes_and_their_salts_cannot_be_guessed():
     assert salt("a", "b") not in (salt("a"), salt("b"))
     assert salt("a") != salt("a", secret=b"another secret")
     assert salt("a") != answers.scope_of(SECRET, "a", ""), "knowing one of them says nothing about the other"
+    assert len({salt("a"), *[prefix.narrowed(salt(tenant), own) for tenant in "ab" for own in "xy"]}) == 5
+
+
+def test_what_a_client_keeps_apart_has_names_of_its_own():
+    salted = [asked()._replace(cache_salt=salt) for salt in (None, "a", "b")]
+    assert len({answers.name_of(each) for each in salted}) == 3
 
 
 def test_what_is_kept_can_be_read_again_and_what_cannot_be_read_is_nothing():
