@@ -200,6 +200,17 @@ def fp8(block: tuple[int, int] | None, scales: tuple[str, str] = ("weight_scale"
     return Method({**config, "weight_block_size": list(block)}, quantise, Int8, exact=False)
 
 
+def modelopt(by_row: bool) -> Method:
+    def quantise(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        scale = (weight.abs().amax(1) if by_row else weight.abs().max()) / 448
+        codes = (weight / scale.view(-1, 1)).to(torch.float8_e4m3fn)
+        tensors = {"weight": codes, "weight_scale": scale, "input_scale": torch.tensor(0.5)}
+        return tensors, codes.float() * scale.view(-1, 1)
+
+    algorithm = "FP8_PER_CHANNEL_PER_TOKEN" if by_row else "FP8"
+    return Method({"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"]}, quantise, Fp8)
+
+
 W4: dict[str, Any] = {"num_bits": 4, "type": "int"}
 W8: dict[str, Any] = {"num_bits": 8, "type": "int"}
 F8: dict[str, Any] = {"num_bits": 8, "type": "float"}
@@ -241,6 +252,8 @@ METHODS: dict[str, Method] = {
     "fp8, by blocks of 128": fp8((128, 128)),
     "fp8, by blocks that fit nowhere": fp8((48, 80)),
     "fp8, by tensor": fp8(None),
+    "modelopt, by tensor": modelopt(by_row=False),
+    "modelopt, by row": modelopt(by_row=True),
     "fp8, by tensor, as transformers writes it": fp8(None, ("weight_scale_inv", "activation_scale")),
 }
 LINEAR = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj(_with_mqa)?")
@@ -298,7 +311,7 @@ def logits_of(directory: Path) -> Tensor:
 
 
 def form_of(directory: Path, name: str, shape: tuple[int, int]) -> Form:
-    importer = importer_of(json.loads((directory / "config.json").read_text()))
+    importer = importer_of(directory)
     assert importer is not None
     with Checkpoint(directory) as tensors:
         form = importer.matrix(tensors, name, shape, partial(fitted, dtype=torch.bfloat16))

@@ -140,5 +140,25 @@ def test_blocks_of_scales_may_be_said_to_be_larger_than_any_matrix(tmp_path):
     assert torch.equal(logits_of(tmp_path), whole)
 
 
+def test_what_modelopt_says_may_be_in_a_file_of_its_own(tmp_path):
+    method = METHODS["modelopt, by tensor"]
+
+    def quantise(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        is_left_out = "layers.1.mlp" in name or name.endswith("o_proj")
+        return ({"weight": weight}, weight) if is_left_out else method.quantise(name, weight)
+
+    model = write(tmp_path, Method({}, quantise, Fp8))
+    rewrite(tmp_path, quantization_config=None)
+    said = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head", "*.1.mlp*", "o_proj"]}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"producer": {}, "quantization": said}))
+    torch.testing.assert_close(logits_of(tmp_path), oracle_logits(model, TOKEN_IDS), atol=2e-3, rtol=0)
+    said["quant_algo"] = "NVFP4"
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"producer": {}, "quantization": said}))
+    with pytest.raises(
+        ModelError, match="the NVFP4 of this LlamaForCausalLM, quantised by modelopt, is not"
+    ):
+        logits_of(tmp_path)
+
+
 def test_every_form_is_one_of_ours():
     assert {method.form for method in METHODS.values()} | {Plain} == {Plain, Int8, Int4, Fp8}

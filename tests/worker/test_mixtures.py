@@ -126,7 +126,7 @@ def test_a_rank_reads_no_more_of_experts_in_mxfp4_than_its_part(tmp_path, matrix
             source = CheckpointSource(files, "model.", torch.float32, torch.device("cpu"), importer)
             return source.tensor(f"layers.1.mlp.experts.{matrix}", shape, part), files.num_bytes_taken
 
-    importer = importer_of(json.loads((tmp_path / "config.json").read_text()))
+    importer = importer_of(tmp_path)
     (whole, num_bytes), (own, num_own_bytes) = read(None), read(part)
     assert torch.equal(own, whole.narrow(part.dim, part.columns.start, len(part.columns)))
     assert num_own_bytes / num_bytes == len(part.columns) / shape[part.dim]

@@ -12,7 +12,6 @@ from worker.models.gguf import GgufFile
 from worker.models.importers import Mxfp4, importer_of
 from worker.models.linear import Means, packs_bfloat16
 from worker.models.shard import Shard
-from worker.models.weights import read_json
 
 _QUANTISED = {"int8": 1.0, "fp8": 1.0, "int4": 0.625}
 """Bytes of a weight, with its part of a group's scale and offset."""
@@ -39,7 +38,7 @@ def held_bytes(
     if is_gguf(path):
         held = GgufFile(path).header.loaded_bytes(each, dtype.itemsize)
         return held * shard.num_parameters / whole.num_parameters
-    importer = importer_of(read_json(path / "config.json"))
+    importer = importer_of(path)
     if importer is not None and not isinstance(importer, Mxfp4):  # whose experts become floats
         in_files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
         return min(dtype.itemsize, in_files / whole.num_parameters) * shard.num_parameters

@@ -42,7 +42,7 @@ def read_architecture(path: Path) -> Architecture:
 def _of_directory(directory: Path) -> Architecture:
     config = read_json(directory / "config.json")
     architecture = architecture_of(config)
-    importer_of(config)  # what cannot be read is refused before anything is
+    importer_of(directory)  # what cannot be read is refused before anything is
     generation = directory / "generation_config.json"
     if generation.exists():
         eos_token_ids = token_ids(read_json(generation).get("eos_token_id"), generation)
@@ -104,7 +104,7 @@ def load_decoder(
                 _refuse_another_head(checkpoint, f"{root}embed_tokens.weight", architecture, path)
             checkpoint.drop(HEAD)
         checkpoint.drop_where(lambda name: shard.misses(name.removeprefix(root)))
-        importer = importer_of(read_json(path / "config.json"))
+        importer = importer_of(path)
         if importer is not None:
             checkpoint.drop_where(lambda name: name.endswith(NOT_NEEDED))
         source = CheckpointSource(checkpoint, root, dtype, device, importer)

@@ -7,7 +7,8 @@ checkpoint's to say.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Protocol
 
 from worker.models.errors import ModelError
 from worker.models.fields import Fields
@@ -17,8 +18,9 @@ from worker.models.importers.awq import Awq
 from worker.models.importers.compressed_tensors import CompressedTensors
 from worker.models.importers.finegrained_fp8 import FinegrainedFp8
 from worker.models.importers.gptq import Gptq
+from worker.models.importers.modelopt import ModelOpt
 from worker.models.importers.mxfp4 import Mxfp4
-from worker.models.weights import Checkpoint
+from worker.models.weights import Checkpoint, read_json
 
 __all__ = ["NOT_NEEDED", "Importer", "Mxfp4", "importer_of"]
 
@@ -40,9 +42,14 @@ class Importer(Protocol):
         ...
 
 
-def importer_of(config: dict[str, Any]) -> Importer | None:
-    """From config.json; None where the checkpoint is not quantised. Raises ModelError."""
+def importer_of(directory: Path) -> Importer | None:
+    """From config.json, or what modelopt writes beside it; None where the checkpoint is not quantised. Raises
+    ModelError."""
+    config = read_json(directory / "config.json")
     raw = config.get("quantization_config") or config.get("compression_config")
+    if raw is None and (beside := directory / "hf_quant_config.json").is_file():
+        raw = read_json(beside).get("quantization")
+        raw = {**raw, "quant_method": _MODELOPT} if isinstance(raw, dict) and raw.get("quant_algo") else None
     if raw is None:
         return None
     names = config.get("architectures") or ["model"]
@@ -59,10 +66,12 @@ def importer_of(config: dict[str, Any]) -> Importer | None:
     return _METHODS[method](fields)
 
 
+_MODELOPT = "modelopt"
 _METHODS: dict[str, Callable[[Fields], Importer]] = {
     "compressed-tensors": CompressedTensors,
     "awq": Awq,
     "gptq": Gptq,
     "fp8": FinegrainedFp8,
+    _MODELOPT: ModelOpt,
     "mxfp4": Mxfp4,
 }
