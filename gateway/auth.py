@@ -25,6 +25,9 @@ LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128")
 TENANT = "tenant"
 """No role of the administration: a tenant's own key, where it may read what is the tenant's."""
 
+USAGE = "usage"
+"""What a tenant's key must be good for, to read what the tenant has used and spent."""
+
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
     """Who asks, with which key, and what they may do: as it was when they came, whatever changes meanwhile."""
@@ -41,9 +44,13 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     purse_id: str = ""
     """Of the key's own budget, as ``admission.Running`` has it; empty: the key's id."""
 
+    def may(self, endpoint: str) -> bool:
+        """``endpoint`` such as "chat.completions"."""
+        return self.scopes.endpoints is None or endpoint in self.scopes.endpoints
+
     def check_endpoint(self, endpoint: str) -> None:
-        """``endpoint`` such as "chat.completions". Raises PermissionDenied."""
-        if self.scopes.endpoints is not None and endpoint not in self.scopes.endpoints:
+        """Raises PermissionDenied."""
+        if not self.may(endpoint):
             raise PermissionDenied(
                 f"You have insufficient permissions for this operation. Missing scopes: {endpoint}.",
                 code="missing_scope",

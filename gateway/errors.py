@@ -24,6 +24,8 @@ class GatewayError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: str | None = None
+    kept: str | None = None
+    """The message where it is kept, and other keys of the tenant may read it; None: the same."""
     should_retry: ClassVar[bool | None] = None
     """Says ``x-should-retry`` where the status alone would make a client do the wrong thing."""
 
@@ -179,10 +181,13 @@ class RateLimited(GatewayError):
 
     status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
 
-    def __init__(self, message: str, *, headers: Mapping[str, str], retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, headers: Mapping[str, str], retry_after_s: float | None = None, kept: str | None = None
+    ) -> None:
         """``headers``: the ``x-ratelimit-*`` that go with it."""
         super().__init__(message, retry_after_s=retry_after_s)
         self._headers = headers
+        self.kept = kept
 
     def headers(self) -> dict[str, str]:
         return {**self._headers, **super().headers()}
@@ -211,9 +216,9 @@ class BudgetSpent(RateLimited):
 
     type, code, should_retry = "insufficient_quota", "insufficient_quota", False
 
-    def __init__(self, message: str, *, headers: Mapping[str, str], ends_at: int) -> None:
+    def __init__(self, message: str, *, headers: Mapping[str, str], ends_at: int, kept: str | None = None) -> None:
         """``ends_at``: Unix seconds, of the period."""
-        super().__init__(message, headers=headers)
+        super().__init__(message, headers=headers, kept=kept)
         self.ends_at = ends_at
 
 

@@ -31,9 +31,9 @@ Shape = Callable[[GatewayError, str], web.Response]
 """A failure and the request's id as an answer."""
 
 
-def detail(error: GatewayError) -> openai.ErrorDetail:
-    """What the error object says."""
-    message = str(error)
+def detail(error: GatewayError, is_kept: bool = False) -> openai.ErrorDetail:
+    """What the error object says. ``is_kept``: also to other keys of the tenant."""
+    message = (error.kept if is_kept else None) or str(error)
     if len(message) > MAX_MESSAGE_CHARS:
         message = message[:MAX_MESSAGE_CHARS] + "…"
     return openai.ErrorDetail(message, error.type, error.param, error.code)
@@ -48,9 +48,9 @@ def told(error: GatewayError, names: Iterable[tuple[str, str]]) -> str:
     return message
 
 
-def body(error: GatewayError) -> bytes:
-    """The error object as JSON."""
-    return msgspec.json.encode(openai.ErrorBody(detail(error)))
+def body(error: GatewayError, is_kept: bool = False) -> bytes:
+    """The error object as JSON; ``is_kept`` as in ``detail``."""
+    return msgspec.json.encode(openai.ErrorBody(detail(error, is_kept)))
 
 
 def event(error: GatewayError) -> bytes:

@@ -29,7 +29,7 @@ NAMES = (
 )
 """What a chat's fields are called here."""
 
-_LIMIT = re.compile(r"x-ratelimit-(limit|remaining|reset)-(requests|tokens)")
+_LIMIT = re.compile(r"x-ratelimit-(limit|spent|reserved|remaining|reset)-(requests|tokens|budget)")
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)s)?(?:(\d+)ms)?")
 
 

@@ -55,7 +55,7 @@ async def ask(
             said = response.body if isinstance(response, head.Whole | web.Response) else None
             return Asked(request_id, response.status, cast(bytes, said or b"null"), None)
         became.status, became.failure = failure.status, failure
-        return Asked(request_id, failure.status, failures.body(failure), failure)
+        return Asked(request_id, failure.status, failures.body(failure, is_kept=True), failure)
 
 
 class Became:

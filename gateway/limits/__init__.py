@@ -73,11 +73,12 @@ class Limits:
         self.open_tickets: dict[str, Ticket] = {}
         """By request id; those that hold something."""
         self._estimate = config.limits.completion_estimate
+        self._currency = config.billing.currency
         self._retry_s = config.redis.retry_s
         self._clock = clock
         self._num_gateways = num_gateways
         self._alert = alert
-        self._heard = Heard()
+        self._heard = Heard(self.local)
         self.periods: Mapping[str, Set[tuple[str, str]]] = {}
         """By tenant, and by key: purses of budgets that count its requests, and how long their periods are, as
         ``Budgets`` last saw them."""
@@ -113,8 +114,7 @@ class Limits:
         return Ticket(
             self,
             plan,
-            caller.tenant_id,
-            caller.key_id,
+            caller,
             request_id,
             num_prompt_tokens,
             max_completion_tokens,
@@ -161,7 +161,7 @@ class Limits:
             return
         self._heard.hear(of, spent_micros)
         await self.shared.restore(of.rule, spent_micros)
-        self._forget_here(of)  # what this gateway spent by itself is in the ledger
+        self._heard.forget_here(of)  # what this gateway spent by itself is in the ledger
 
     async def look(self) -> None:
         """Whether Redis is back, which hears then what has been let in without it. Raises RedisAway."""
@@ -173,15 +173,16 @@ class Limits:
     # For tickets
 
     async def take(
-        self, plan: Plan, ask: Ask, least_useful: int
+        self, plan: Plan, ask: Ask, least_useful: int, sees_all: bool
     ) -> tuple[Grant, tuple[Rule, ...], Meters | SharedMeters, list[int] | None]:
         """The grant, the rules by which and the gauges in which, and their readings if they are another machine's.
 
-        ``least_useful``: tokens below which there is no point in letting it in. Raises what clients hear.
+        ``least_useful``: tokens below which there is no point in letting it in. ``sees_all``: whoever asks may know
+        what the whole tenant spends. Raises what clients hear.
         """
         rules = plan.rules
         if self.shared is None:
-            return self._take_here(plan, rules, ask), rules, self.local, None
+            return self._take_here(plan, rules, ask, sees_all), rules, self.local, None
         try:
             outcome, readings = await self._take_together(plan, rules, rules, ask)
         except RedisAway:
@@ -190,10 +191,10 @@ class Limits:
             if least_useful > most:
                 raise self._unavailable() from None
             ask = msgspec.structs.replace(ask, least_tokens=min(ask.least_tokens, most))
-            return self._take_here(plan, rules, ask), rules, self.local, None
+            return self._take_here(plan, rules, ask, sees_all), rules, self.local, None
         if isinstance(outcome, Grant):
             return self._noted(rules, ask, outcome), rules, self.shared, readings
-        raise self._refused(plan, rules, ask, outcome, readings)
+        raise self._refused(plan, rules, ask, outcome, readings, sees_all)
 
     async def grow(self, plan: Plan, ask: Ask, meters: Meters | SharedMeters) -> Grant | None:
         """More for an answer that is being written; None: there is no more. Raises LimitsUnavailable."""
@@ -236,7 +237,7 @@ class Limits:
                 self._heard.hear(each, micros)
                 self._spent(each, micros, cost_micros)
                 if meters is self.local:
-                    self._forget_here(each)  # as ``restore`` does
+                    self._heard.forget_here(each)  # as ``restore`` does
 
         def lost() -> None:
             for each in budgets:
@@ -306,25 +307,35 @@ class Limits:
         if isinstance(grant, Grant):
             self.shared.settle_soon(rules, ask.request_id, [(grant.at_ms, grant.tokens)], 0, 0, lambda spent: None)
 
-    def _take_here(self, plan: Plan, rules: Sequence[Rule], ask: Ask) -> Grant:
+    def _take_here(self, plan: Plan, rules: Sequence[Rule], ask: Ask, sees_all: bool) -> Grant:
         outcome = self.local.take(rules, ask)
         if isinstance(outcome, Grant):
             if self.shared is not None:
                 self._untold.count(rules, outcome)
             return outcome
-        raise self._refused(plan, rules, ask, outcome, self.local.readings(rules))
+        raise self._refused(plan, rules, ask, outcome, self.local.readings(rules), sees_all)
 
     def _refused(
-        self, plan: Plan, rules: Sequence[Rule], ask: Ask, refusal: Refusal, readings: Sequence[int]
+        self, plan: Plan, rules: Sequence[Rule], ask: Ask, refusal: Refusal, readings: Sequence[int], sees_all: bool
     ) -> GatewayError:
-        budget = plan.budgets[refusal.rule - len(rules)] if rules[refusal.rule].kind == "money" else None
-        if budget is not None and not refusal.wait_ms:
+        if rules[refusal.rule].kind != "money":
+            return headers.refused(rules, ask, refusal, readings, None)
+        of = plan.budgets[refusal.rule - len(rules)]
+        total, reserved = readings[2 * refusal.rule : 2 * refusal.rule + 2]
+        spent, is_divided = total - reserved, rules is not plan.rules
+        if is_divided:
+            spent += self._heard.before(of)
+            reserved += self._held_together(of)
+        if not refusal.wait_ms:
             # A part of the money, as without Redis, may be spent while the whole is not.
-            if rules is plan.rules or self._heard.spent(budget) + ask.least_micros > budget.rule.ceiling:
-                self.refused.add(budget.rule.name)
+            if not is_divided or spent + ask.least_micros > of.rule.ceiling:
+                self.refused.add(of.rule.name)
             else:
                 refusal = msgspec.structs.replace(refusal, wait_ms=admission.BUSY_RETRY_MS)
-        return headers.refused(rules, ask, refusal, readings, budget)
+        reset_ms = max(0, int(1e3 * (of.period.ends_at - self._wall())))
+        is_shown = sees_all or of.key_id != ""
+        money = headers.Money(of, spent, reserved, reset_ms, self._currency, is_shown)
+        return headers.refused(rules, ask, refusal, readings, money)
 
     def _divided(self, plan: Plan, rules: Sequence[Rule]) -> tuple[Rule, ...]:
         """Without Redis, by the policy's choice. Raises LimitsUnavailable."""
@@ -333,21 +344,12 @@ class Limits:
         num_gateways = max(1, self._num_gateways())
         parts = [admission.divided(rule, num_gateways, 0) for rule in rules if rule.kind != "money"]
         for each in plan.budgets:
-            # Of what is left for all, its own purse has had some already.
-            before = self._heard.spent(each) - self._spent_alone(each)
+            before = self._heard.before(each)
             parts.append(admission.divided(each.rule, num_gateways, before, self._held_together(each)))
         return tuple(parts)
 
-    def _spent_alone(self, of: Running) -> int:
-        total, held = self.local.readings([of.rule])
-        return min(self._heard.alone(of), total - held)
-
     def _held_together(self, of: Running) -> int:
         return sum(ticket.held_together(of.rule) for ticket in self.open_tickets.values()) if of.budget.hard else 0
-
-    def _forget_here(self, of: Running) -> None:
-        self.local.forget(of.rule)
-        self._heard.forget_alone(of)
 
     def _unavailable(self) -> LimitsUnavailable:
         return LimitsUnavailable(

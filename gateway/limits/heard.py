@@ -1,10 +1,11 @@
-"""What is spent of shared budgets, as a gateway last heard of it: what it goes by while Redis is away, and what it tells
-a Redis that has lost it."""
+"""What is spent of shared budgets, as a gateway last heard of it: it goes by that while Redis is away, and tells it to
+one that has lost it."""
 
 from __future__ import annotations
 
 import msgspec
 
+from gateway.limits.memory import Meters
 from policies.admission import Running
 
 
@@ -22,7 +23,9 @@ class Sum(msgspec.Struct):
 class Heard:
     """One gateway's."""
 
-    def __init__(self) -> None:
+    def __init__(self, local: Meters) -> None:
+        """``local`` has its own purses, which count what is spent without Redis."""
+        self._local = local
         self._sums: dict[tuple[str, str], Sum] = {}
         """By purse and length of the period."""
 
@@ -35,22 +38,26 @@ class Heard:
         """By all."""
         return self._sum(of).spent
 
-    def alone(self, of: Running) -> int:
-        """Of that, in the gateway's own purse as well."""
-        return self._sum(of).alone
+    def before(self, of: Running) -> int:
+        """The same without what the gateway's own purse has."""
+        total, held = self._local.readings([of.rule])
+        known = self._sum(of)
+        return known.spent - min(known.alone, total - held)
 
     def hear(self, of: Running, spent_micros: int) -> None:
         """So much is spent, unless it is known to be more: Redis may have lost some of it."""
-        if not self.has(of) or self.spent(of) < spent_micros:
-            self._keep(of, spent_micros, self.alone(of))
+        known = self._sum(of)
+        if not self.has(of) or known.spent < spent_micros:
+            self._keep(of, spent_micros, known.alone)
 
     def add(self, of: Running, cost_micros: int, is_alone: bool) -> None:
         """Redis was not there to be told; ``is_alone``: the gateway's own purse has it."""
         known = self._sum(of)
         self._keep(of, known.spent + cost_micros, known.alone + (cost_micros if is_alone else 0))
 
-    def forget_alone(self, of: Running) -> None:
-        """The gateway's own purse begins anew."""
+    def forget_here(self, of: Running) -> None:
+        """The gateway's own purse begins anew: all of it is known to Redis."""
+        self._local.forget(of.rule)
         if self.has(of):
             self._sum(of).alone = 0
 

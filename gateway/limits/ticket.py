@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from gateway.auth import USAGE, Caller
 from gateway.limits import headers
 from gateway.limits.plans import Plan
 from policies import pricing
@@ -31,13 +32,13 @@ class Ticket:
 
     __slots__ = (
         "_affordable",
+        "_caller",
         "_chunk",
         "_cost_micros",
         "_covered",
         "_grants",
         "_held_here",
         "_held_micros",
-        "_key_id",
         "_limits",
         "_max_completion_tokens",
         "_meters",
@@ -46,7 +47,6 @@ class Ticket:
         "_plan",
         "_readings",
         "_rules",
-        "_tenant_id",
         "_tokens",
         "_used",
         "request_id",
@@ -56,8 +56,7 @@ class Ticket:
         self,
         limits: Limits,
         plan: Plan,
-        tenant_id: str,
-        key_id: str,
+        caller: Caller,
         request_id: str,
         num_prompt_tokens: int,
         max_completion_tokens: int,
@@ -67,8 +66,8 @@ class Ticket:
         self.request_id = request_id
         self._limits = limits
         self._plan = plan
-        self._tenant_id, self._key_id = tenant_id, key_id
-        """Which a plan without rules does not say."""
+        self._caller = caller
+        """Of whom a plan without rules says nothing."""
         self._rules: tuple[Rule, ...] = plan.rules
         """Those it was let in by."""
         self._meters: Meters | SharedMeters | None = None
@@ -117,7 +116,9 @@ class Ticket:
         # Where even a whole window does not hold the estimate, the request is let in with the whole window.
         least_tokens = num_tokens if num_tokens < plan.max_tokens else plan.max_tokens
         ask = Ask(self.request_id, least_tokens, num_tokens, least_micros, most_micros)
-        grant, self._rules, self._meters, self._readings = await self._limits.take(plan, ask, least_useful)
+        sees_all = self._caller.may(USAGE)
+        taken = await self._limits.take(plan, ask, least_useful, sees_all)
+        grant, self._rules, self._meters, self._readings = taken
         self._limits.open_tickets[self.request_id] = self
         self._note(grant)
         return self
@@ -126,7 +127,7 @@ class Ticket:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._cost_micros:
-            self._limits.has_cost(self._plan, self._tenant_id, self._key_id)
+            self._limits.has_cost(self._plan, self._caller.tenant_id, self._caller.key_id)
         if self._meters is None:
             return
         del self._limits.open_tickets[self.request_id]

@@ -105,7 +105,7 @@ class Events:
         return self._taken()
 
     def failed(self, failure: errors.GatewayError) -> bytes:
-        said = failures.detail(failure)
+        said = failures.detail(failure, is_kept=True)
         if not self._has_begun:
             self._begin()
         self._close("incomplete")

@@ -64,7 +64,7 @@ class ResponseError(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, failure: errors.GatewayError) -> ResponseError:
-        said = failures.detail(failure).message
+        said = failures.detail(failure, is_kept=True).message
         if failure.status == 429:
             return cls("rate_limit_exceeded", said)
         return cls("invalid_prompt" if 400 <= failure.status < 408 else "server_error", said)

@@ -62,6 +62,8 @@ async def test_a_spent_budget_is_each_lines_error_unless_the_next_period_comes_i
     assert len(answered) + len(bad) == 20
     assert {one["response"]["status_code"] for one in bad} == {429}
     assert {one["response"]["body"]["error"]["code"] for one in bad} == {"insufficient_quota"}
+    # The file is for all keys of the tenant: also for those that may not know what it spends.
+    assert not any("Spent" in one["response"]["body"]["error"]["message"] for one in bad)
     assert sum(row.cost_micros for row in await house.ledger_rows()) <= 1000
 
 

@@ -19,6 +19,7 @@ from gateway.errors import BudgetSpent, RateLimited, RequestsLimited
 from gateway.limits import Limits
 from gateway.limits.budgets import LOOK_S, Budgets
 from gateway.redis import Redis
+from gateway.restrictions import Scopes
 from policies import admission, settings
 from policies.policy import Budget, Narrowing, Policy, Price, narrowed
 from policies.terms import Usage
@@ -56,6 +57,19 @@ async def test_a_key_is_refused_by_its_own_budget_while_others_of_its_tenant_go_
     await ask(limits, other)
     assert used(limits, other) == {"tenant budget": 120, "key budget": 60}
     assert [name.partition("}")[2] for name in limits.refused] == ["key:key_1:budget:day:1794960000"]
+
+
+async def test_a_key_is_told_what_it_spent_of_its_own_budget_and_not_what_its_tenant_did(limits):
+    caller = msgspec.structs.replace(a_key("0.00006", tenants="0.00013"), scopes=Scopes(("chat.completions",)))
+    await ask(limits, caller)
+    with pytest.raises(BudgetSpent, match=r"Limit 0\.00006 USD, Spent 0\.00006 USD, Reserved 0\.00 USD") as own:
+        await ask(limits, caller)
+    assert own.value.headers()["x-ratelimit-spent-budget"] == "0.00006"
+    other = msgspec.structs.replace(a_key("1", tenants="0.00013", key_id="key_2"), scopes=caller.scopes)
+    await ask(limits, other)
+    with pytest.raises(BudgetSpent, match=r"the budget of this project for the period is spent\. Waiting") as tenants:
+        await ask(limits, other)
+    assert not [name for name in tenants.value.headers() if name.startswith("x-ratelimit")]
 
 
 async def test_a_key_may_spend_no_more_than_its_tenant_whatever_its_own_budget_is(limits):

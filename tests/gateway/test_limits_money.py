@@ -7,10 +7,12 @@ import contextlib
 import random
 from decimal import Decimal
 
+import msgspec
 import pytest
 
 from gateway.errors import BudgetSpent, RateLimited, RequestsLimited
 from gateway.limits import Limits
+from gateway.restrictions import Scopes
 from policies import settings
 from policies.admission import NO_CEILING
 from policies.policy import Budget, Price
@@ -50,7 +52,34 @@ async def test_a_stream_gets_what_the_budget_still_pays_for_to_the_token(limits)
         "insufficient_quota",
         "insufficient_quota",
     )
-    assert refused.value.headers() == {"x-should-retry": "false"}
+    assert refused.value.headers() == {
+        "x-should-retry": "false",
+        "x-ratelimit-limit-budget": "0.0003",
+        "x-ratelimit-spent-budget": "0.0003",
+        "x-ratelimit-reserved-budget": "0.00",
+        "x-ratelimit-remaining-budget": "0.00",
+        "x-ratelimit-reset-budget": "12h53m20s",
+    }
+    assert "Limit 0.0003 USD, Spent 0.0003 USD, Reserved 0.00 USD, Requested 0.000022 USD. " in str(refused.value)
+
+
+@pytest.mark.parametrize(("endpoints", "is_told"), [(None, True), (("models", "usage"), True), (("models",), False)])
+async def test_what_a_tenant_spends_is_told_to_keys_that_may_read_it(limits, endpoints, is_told):
+    caller = msgspec.structs.replace(a_spender("0.00027"), scopes=Scopes(endpoints))
+    async with limits.admit(caller, DEMO, 50, 5000, "dear") as ticket:
+        with pytest.raises(RequestsLimited) as refused:
+            await ask(limits, caller)
+        told = ": Limit 0.00027 USD, Spent 0.00 USD, Reserved 0.00026 USD, Requested 0.000022 USD"
+        assert (told in str(refused.value)) == is_told
+        assert ("x-ratelimit-reserved-budget" in refused.value.headers()) == is_told
+        assert refused.value.kept == str(refused.value).replace(told, "")
+        ticket.settle(Usage(50, 0, 100))
+    with pytest.raises(BudgetSpent) as spent:
+        await ask(limits, caller)
+    told = ": Limit 0.00027 USD, Spent 0.00026 USD, Reserved 0.00 USD, Requested 0.000022 USD"
+    assert (told in str(spent.value)) == is_told
+    assert (spent.value.headers().get("x-ratelimit-remaining-budget") == "0.00001") == is_told
+    assert spent.value.kept == str(spent.value).replace(told, "")
 
 
 async def test_who_is_refused_for_money_that_others_only_hold_may_come_again(limits):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from decimal import Decimal
 from typing import Any
 
 import anthropic
@@ -15,7 +16,7 @@ from gateway.anthropic import parse_message
 from gateway.anthropic.failures import limited, seconds
 from gateway.openai import Malformed
 from policies import wire
-from policies.policy import Limits, Policy
+from policies.policy import Budget, Limits, Policy, Price
 from tests import official
 from tests.builders import PATIENCE_S
 from tests.gateway.conftest import HELLO, KEY, Front
@@ -361,6 +362,17 @@ async def test_a_stream_that_fails_ends_with_an_error_event(front: Front, claude
     with pytest.raises(anthropic.APIStatusError, match="api_error"):
         async for _ in stream:
             pass
+
+
+async def test_a_spent_budget_has_anthropics_names_too(open_front):
+    policy = Policy(budget=Budget(Decimal("0.001")), prices={"*": Price(request=Decimal("0.002"))})
+    async with open_front(policies={"default": policy}) as front:
+        status, answer, headers = await front.post(MESSAGES, {"model": "demo", "max_tokens": 4, "messages": HELLO})
+        assert (status, answer["error"]["type"]) == (429, "rate_limit_error")
+        assert "Limit 0.001 USD, Spent 0.00 USD, Reserved 0.00 USD, Requested 0.002 USD" in answer["error"]["message"]
+        assert headers["anthropic-ratelimit-budget-limit"] == "0.001"
+        assert headers["anthropic-ratelimit-budget-spent"] == "0.00"
+        assert headers["anthropic-ratelimit-budget-reset"].endswith("Z")
 
 
 async def test_a_bearer_key_opens_as_well(front: Front):

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import threading
+from decimal import Decimal
 from typing import Any
 
 import openai
@@ -24,7 +25,7 @@ from gateway.responses.running import FLUSH_S, Background, Running
 from gateway.responses.shapes import begun
 from gateway.responses.shelf import LOST, Kept, Shelf
 from policies import settings
-from policies.policy import Limits, Policy
+from policies.policy import Budget, Limits, Policy, Price
 from tests.builders import until, when
 from tests.gateway.conftest import KEY, Front
 from tests.gateway.responding import END, another_tenant, ask
@@ -171,6 +172,21 @@ async def test_one_that_is_cancelled_before_it_may_be_delivered_says_nothing_of_
     assert (numbers(events), text_of(events)) == (list(range(len(events))), "")
     (row,) = await front.settled(1)
     assert (row["status"], row["num_completion_tokens"]) == (499, 0)
+
+
+async def test_one_that_a_spent_budget_refuses_keeps_no_numbers_of_it(open_front):
+    """It is read by all keys of the tenant: also by those that may not know what that spends."""
+    policy = Policy(budget=Budget(Decimal("0.001")), prices={"*": Price(request=Decimal("0.002"))})
+    async with open_front(policies={"default": policy}) as front:
+        with pytest.raises(openai.RateLimitError, match=r"Limit 0\.001 USD, Spent 0\.00 USD"):
+            await ask(front)
+        response = await ask(front, background=True)
+        failed = await when(
+            lambda: front.client.responses.retrieve(response.id), lambda response: response.status == "failed"
+        )
+        assert failed.error.message.startswith("You exceeded your current quota: the budget of this project")
+        events = [event async for event in await front.client.responses.retrieve(response.id, stream=True)]
+        assert not [event for event in events if "Spent" in event.model_dump_json()]
 
 
 async def test_one_that_is_deleted_is_broken_off(front: Front):

@@ -20,10 +20,9 @@ from gateway.admin.organization.shapes import ROOT, OpenAIEndpoint
 from gateway.admin.problems import Invalid
 from gateway.admin.usage import Cursor, packed, period, unpacked
 from gateway.admin.words import Instant, Written
+from gateway.auth import USAGE
 from gateway.ledger.usage import BATCH, DAY_S, HOUR_S, MINUTE_S, Charge, Line, Question, end_of
 
-SCOPE = "usage"
-"""What a tenant's key must be good for."""
 MAX_LINES = 5000
 """Results of one page; a span that has more goes on in the next one."""
 PREFIX = "page_"
@@ -390,7 +389,7 @@ def _unit(charge: Charge) -> str | None:
 
 
 ENDPOINTS = [
-    OpenAIEndpoint("GET", f"{ROOT}/{path}", handler, answer, READERS, query=query, tenants_scope=SCOPE)
+    OpenAIEndpoint("GET", f"{ROOT}/{path}", handler, answer, READERS, query=query, tenants_scope=USAGE)
     for path, handler, query, answer in (
         ("usage/completions", completions, CompletionsQuery, UsagePage[CompletionsResult]),
         ("usage/embeddings", embeddings, EmbeddingsQuery, UsagePage[EmbeddingsResult]),
