@@ -97,15 +97,20 @@ class KeyQuery(PageQuery, frozen=True, kw_only=True):
 
 async def every(ask: Ask[KeyQuery, Nothing]) -> Page[Key]:
     """List keys of tenants."""
+    async with ask.reading() as connection:
+        return await page(connection, ask.query)
+
+
+async def page(connection: AsyncConnection, query: KeyQuery) -> Page[Key]:
+    """Raises Invalid."""
     columns = store.keys.c
     statement = sa.select(store.keys).where(columns.kind == "api")
     for name in ("tenant_id", "service_account_id"):
-        if (value := getattr(ask.query, name)) is not None:
+        if (value := getattr(query, name)) is not None:
             statement = statement.where(columns[name] == value)
-    if ask.query.revoked is not None:
-        statement = statement.where(columns.revoked_at.is_not(None) == ask.query.revoked)
-    async with ask.reading() as connection:
-        return await listed(connection, ask.query, statement, columns.id, shaped)
+    if query.revoked is not None:
+        statement = statement.where(columns.revoked_at.is_not(None) == query.revoked)
+    return await listed(connection, query, statement, columns.id, shaped)
 
 
 async def one(ask: Ask[Nothing, Nothing]) -> Key:

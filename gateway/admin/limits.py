@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -11,9 +12,11 @@ from msgspec import Meta
 from gateway import rotations
 from gateway.admin import keys, policies, tenants
 from gateway.admin.endpoint import OPERATORS, READERS, Ask, Endpoint, Nothing
+from gateway.admin.pages import Page
+from gateway.house import Gateway
 from gateway.limits import Reading
 from policies.admission import Scope
-from policies.policy import ANY, Policy, narrowed
+from policies.policy import ANY, Budget, Narrowing, Policy, narrowed
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +67,14 @@ class KeyLimits(TenantLimits, frozen=True, kw_only=True):
     """The key's own, by its narrowing."""
 
 
+class KeyBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """The budget of one key's own."""
+
+    key_id: str
+    budget: BudgetStanding | None
+    """Null where it has none, or is revoked."""
+
+
 class LimitsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     model: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     """Of the ceilings on models those on this one; null: on each that is served or that the policy names."""
@@ -74,7 +85,7 @@ async def of_tenant(ask: Ask[LimitsQuery, Nothing]) -> TenantLimits:
     async with ask.reading() as connection:
         tenant = await tenants.found(connection, ask.named("tenant_id"))
         version = await policies.found(connection, tenant.policy)
-    ceilings, budgets = await _read(ask, version.document, tenant.id)
+    ceilings, budgets = await _read(ask.gw, version.document, _models(ask, version.document), tenant.id)
     return TenantLimits(
         tenant_id=tenant.id,
         policy=version.name,
@@ -94,7 +105,7 @@ async def of_key(ask: Ask[LimitsQuery, Nothing]) -> KeyLimits:
         if key.narrowing is not None and key.narrowing.budget is not None:
             purse_id = rotations.first(key.id, await rotations.predecessors(connection, [tenant.id]))
     policy = version.document if key.narrowing is None else narrowed(version.document, key.narrowing)
-    ceilings, budgets = await _read(ask, policy, tenant.id, key.id, purse_id)
+    ceilings, budgets = await _read(ask.gw, policy, _models(ask, policy), tenant.id, key.id, purse_id)
     return KeyLimits(
         key_id=key.id,
         tenant_id=tenant.id,
@@ -106,10 +117,31 @@ async def of_key(ask: Ask[LimitsQuery, Nothing]) -> KeyLimits:
     )
 
 
+async def of_keys(ask: Ask[keys.KeyQuery, Nothing]) -> Page[KeyBudget]:
+    """Read how the budgets stand that keys have of their own: of every key of the list of keys, in its pages."""
+    async with ask.reading() as connection:
+        page = await keys.page(connection, ask.query)
+        owners = {each.tenant_id for each in page.data if _budget_of(each) is not None}
+        known = await rotations.predecessors(connection, owners)
+
+    async def stands(key: keys.Key) -> KeyBudget:
+        if (budget := _budget_of(key)) is None:
+            return KeyBudget(key_id=key.id, budget=None)
+        policy = narrowed(Policy(), Narrowing(budget=budget))
+        _, budgets = await _read(ask.gw, policy, (), key.tenant_id, key.id, rotations.first(key.id, known))
+        return KeyBudget(key_id=key.id, budget=budgets["key"])
+
+    return Page([*await asyncio.gather(*map(stands, page.data))], page.has_more, page.next_cursor)
+
+
+def _budget_of(key: keys.Key) -> Budget | None:
+    return None if key.narrowing is None or key.revoked_at is not None else key.narrowing.budget
+
+
 async def _read(
-    ask: Ask[LimitsQuery, Nothing], policy: Policy, tenant_id: str, key_id: str = "", purse_id: str = ""
+    gw: Gateway, policy: Policy, models: Sequence[str], tenant_id: str, key_id: str = "", purse_id: str = ""
 ) -> tuple[list[Standing], dict[Scope, BudgetStanding]]:
-    readings = await ask.gw.limits.peek(policy, tenant_id, key_id, _models(ask, policy), purse_id)
+    readings = await gw.limits.peek(policy, tenant_id, key_id, models, purse_id)
     ceilings, budgets = [], {}
     for reading in readings:
         if (budget := reading.budget) is None:
@@ -118,7 +150,7 @@ async def _read(
             budgets[reading.scope] = BudgetStanding(
                 period=budget.period,
                 hard=budget.hard,
-                currency=ask.gw.settings.billing.currency,
+                currency=gw.settings.billing.currency,
                 amount_micros=reading.ceiling,
                 used_micros=reading.used,
                 remaining_micros=max(0, reading.ceiling - reading.used),
@@ -147,5 +179,6 @@ def _models(ask: Ask[LimitsQuery, Nothing], policy: Policy) -> Sequence[str]:
 
 ENDPOINTS = [
     Endpoint("GET", tenants.PATH + "/{tenant_id}/limits", of_tenant, TenantLimits, READERS, query=LimitsQuery),
+    Endpoint("GET", "/admin/v1/key_budgets", of_keys, Page[KeyBudget], OPERATORS, query=keys.KeyQuery),
     Endpoint("GET", keys.PATH + "/{key_id}/limits", of_key, KeyLimits, OPERATORS, query=LimitsQuery),
 ]

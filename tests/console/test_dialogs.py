@@ -83,6 +83,18 @@ def test_a_new_key_may_have_a_budget_and_what_it_has_spent_is_drawn_beside_it(co
     assert console.serious() == []
 
 
+def test_what_keys_have_spent_is_asked_once_for_all_of_them(console, house, tenant):
+    for name in ("one", "two", "three"):
+        body = {"tenant_id": tenant["id"], "name": name, "narrowing": {"budget": {"amount": "5", "period": "week"}}}
+        posted(house, "/admin/v1/keys", body, house.admin_key)
+    asked: list[str] = []
+    console.page.on("request", lambda request: asked.append(request.url))
+    of_one(console, tenant)
+    console.page.get_by_text("Budget of the week: 0.00 USD of 5.00 USD").nth(2).wait_for()
+    assert len([url for url in asked if "/key_budgets?" in url]) == 1
+    assert not [url for url in asked if "/keys/" in url]
+
+
 def test_the_focus_stays_with_what_was_changed(console, house, tenant):
     posted(house, "/admin/v1/keys", {"tenant_id": tenant["id"], "name": "k"}, house.admin_key)
     of_one(console, tenant)

@@ -206,6 +206,36 @@ async def test_a_key_that_was_rotated_shows_what_is_spent_of_its_own_budget_and_
         }
     (other,) = [key for key in (await desk.got("keys"))["data"] if key["narrowing"] is None]
     assert (await desk.got(f"keys/{other['id']}/limits"))["key_budget"] is None
+    listed = (await desk.got("key_budgets"))["data"]
+    assert {each["key_id"]: each["budget"] and each["budget"]["used_micros"] for each in listed} == {
+        other["id"]: None,
+        made["id"]: cost,
+        successor["id"]: cost,
+    }
+
+
+async def test_budgets_of_keys_are_listed_as_the_keys_are(desk):
+    (tenant,) = (await desk.got("tenants"))["data"]
+    blue = await desk.made("tenants", {"name": "blue"})
+    for number in range(5):
+        owner = blue if number % 2 else tenant
+        narrowing = {"budget": {"amount": str(number), "period": "week", "hard": False}} if number else None
+        await desk.made("keys", {"tenant_id": owner["id"], "name": f"{number}", "narrowing": narrowing})
+    keys = (await desk.got("keys"))["data"]
+    assert (await desk("DELETE", f"keys/{keys[-1]['id']}")).status == 200
+    query = "limit=2&order=desc"
+    found: list[tuple[str, int | None]] = []
+    while query:
+        theirs, budgets = await desk.got(f"keys?{query}"), await desk.got(f"key_budgets?{query}")
+        assert [each["key_id"] for each in budgets["data"]] == [each["id"] for each in theirs["data"]]
+        assert budgets["next_cursor"] == theirs["next_cursor"]
+        found += [(each["key_id"], each["budget"] and each["budget"]["amount_micros"]) for each in budgets["data"]]
+        query = budgets["has_more"] and f"limit=2&order=desc&after={budgets['next_cursor']}"
+    amounts = [None, None, 1_000_000, 2_000_000, 3_000_000, None]  # the first has none, the last is revoked
+    assert found[::-1] == [(key["id"], amount) for key, amount in zip(keys, amounts, strict=True)]
+    assert len((await desk.got(f"key_budgets?tenant_id={blue['id']}"))["data"]) == 2
+    reader = await desk.made("admin_keys", {"name": "reader", "role": "billing_reader"})
+    assert (await desk("GET", "key_budgets", key=reader["key"])).status == 403
 
 
 async def test_limits_that_cannot_be_reached_are_not_made_up(open_front, fragile_redis):

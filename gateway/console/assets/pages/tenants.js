@@ -82,13 +82,19 @@ export async function open({ me, values, closing }) {
     const limits = h("div");
     const readKeys = () => {
       const found = [];
+      const budgets = {}; // by the id of a key: how its own stands, or why that is not known
       let after = "";
       const next = async () => {
-        const part = await get(`keys?${query({ tenant_id: tenant.id, order: "desc", limit: NUM_SHOWN, after })}`);
+        const asked = query({ tenant_id: tenant.id, order: "desc", limit: NUM_SHOWN, after });
+        const part = await get(`keys?${asked}`);
+        if (part.data.some(hasBudget)) {
+          try { for (const each of (await get(`key_budgets?${asked}`)).data) budgets[each.key_id] = each.budget && drawBudget("Budget", each.budget); }
+          catch (error) { for (const key of part.data) budgets[key.id] = note(error.message, "bad"); }
+        }
         found.push(...part.data);
         after = part.has_more ? part.next_cursor : "";
       };
-      const drawn = () => [drawKeys(tenant, found, readKeys), after && more(`The newest ${format.count(found.length)}.`, async () => { await next(); put(keys, drawn()); })];
+      const drawn = () => [drawKeys(tenant, found, budgets, readKeys), after && more(`The newest ${format.count(found.length)}.`, async () => { await next(); put(keys, drawn()); })];
       return shown(keys, next, drawn);
     };
     put(chosen,
@@ -121,22 +127,18 @@ export async function open({ me, values, closing }) {
       budget && h("div", {}, drawBudget("Budget", budget)));
   }
 
-  function drawKeys(tenant, keys, read) {
+  const hasBudget = (key) => key.narrowing && key.narrowing.budget && !key.revoked_at;
+
+  function drawKeys(tenant, keys, budgets, read) {
     if (!keys.length) return empty("No key yet", "A key lets programs ask in the name of this tenant.");
     const now = Date.now() / 1000;
-    const hasBudget = (key) => key.narrowing && key.narrowing.budget && !key.revoked_at;
-    const budgetOf = (key) => {
-      const cell = h("div");
-      get(`keys/${key.id}/limits`).then(({ key_budget: budget }) => put(cell, budget && drawBudget("Budget", budget)), (error) => put(cell, note(error.message, "bad")));
-      return cell;
-    };
     const state = (key) => (key.revoked_at ? tag("revoked", "bad") : key.expires_at && key.expires_at <= now ? tag("expired", "warn") : key.expires_at ? tag(`until ${format.at(key.expires_at)}`, "warn") : tag("active", "good"));
     return table("Keys", [
       { title: "Name", row: true, cut: true, cell: (key) => key.name },
       { title: "State", cell: state },
       { title: "Key", nowrap: true, cell: (key) => (key.last_four ? h("code", {}, `${key.prefix}…${key.last_four}`) : h("span", { class: "soft" }, "not kept")) },
       { title: "Made", nowrap: true, cell: (key) => format.at(key.created_at) },
-      ...(keys.some(hasBudget) ? [{ title: "Budget", cell: (key) => hasBudget(key) && budgetOf(key) }] : []),
+      ...(keys.some(hasBudget) ? [{ title: "Budget", cell: (key) => hasBudget(key) && budgets[key.id] }] : []),
       { title: "Actions", unseen: true, cell: (key) => canChange && !key.revoked_at && h("div", { class: "buttons" },
         button("Rotate", () => rotate(key, read), "quiet", { "aria-label": `Rotate ${key.name}` }),
         button("Revoke", async () => {
