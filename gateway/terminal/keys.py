@@ -7,9 +7,21 @@ import json
 import click
 
 from gateway.terminal import tables
-from gateway.terminal.administration import Administration, Thing
+from gateway.terminal.administration import Administration, Refused, Thing
 from gateway.terminal.options import administers, by_name, json_option, later_unix_s, tenant_named, told, yes_option
 from gateway.terminal.tenants import stand
+
+
+def _budget(key: Thing) -> str | None:
+    """A key's own: what is used of it as well, where that was asked."""
+    own = (key["narrowing"] or {}).get("budget")
+    if own is None:
+        return None
+    if (standing := key.get("standing")) is None:
+        return f"{own['amount']} a {own.get('period', 'month')}"
+    used, whole = (tables.amount(standing[name], standing["currency"]) for name in ("used_micros", "amount_micros"))
+    return f"{used} of {whole} a {standing['period']}"
+
 
 COLUMNS = [
     tables.text("id", "id"),
@@ -17,15 +29,29 @@ COLUMNS = [
     tables.text("tenant", "tenant_id"),
     tables.Column("key", lambda key: f"{key['prefix']}…{key['last_four']}"),
     tables.Column("good for", lambda key: ", ".join((key["scopes"] or {}).get("endpoints") or ()) or "everything"),
+    tables.Column("budget", _budget),
     tables.instant("made", "created_at"),
     tables.instant("expires", "expires_at"),
     tables.instant("revoked", "revoked_at"),
 ]
 
 
-@click.group(short_help="List, make, rotate and revoke keys of tenants.")
+def _document(context: click.Context, parameter: click.Parameter, text: str | None) -> object:
+    """For an option that is a JSON document."""
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"is no JSON: {error}") from None
+
+
+def _end(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    """As ``later_unix_s``; 0: never."""
+    return 0 if text == "never" else later_unix_s(context, parameter, text)
+
+
+@click.group(short_help="List, make, change, rotate and revoke keys of tenants.")
 def keys() -> None:
-    """List, make, rotate and revoke keys of tenants; KEY is an id, such as key_..."""
+    """List, make, change, rotate and revoke keys of tenants; KEY is an id, such as key_..."""
 
 
 @keys.command(name="list")
@@ -37,7 +63,19 @@ def list_(admin: Administration, tenant: str | None, revoked: bool | None, as_js
     """List keys."""
     owner = None if tenant is None else tenant_named(admin, tenant)["id"]
     found = list(admin.every("keys", tenant_id=owner, revoked=revoked))
-    told(found) if as_json else tables.shown(by_name(admin, found), COLUMNS, "There are no keys like that.")
+    if as_json:
+        told(found)
+        return
+    spent: dict[str, Thing] = {}
+    if any((key["narrowing"] or {}).get("budget") for key in found):
+        try:
+            budgets = admin.every("key_budgets", tenant_id=owner, revoked=revoked)
+            spent = {each["key_id"]: each["budget"] for each in budgets}
+        except Refused as error:
+            if error.status != 503:  # while limits cannot be reached, the keys can
+                raise
+    named = [{**key, "standing": spent.get(key["id"])} for key in by_name(admin, found)]
+    tables.shown(named, COLUMNS, "There are no keys like that.")
 
 
 @keys.command()
@@ -55,7 +93,7 @@ def show(admin: Administration, key: str, as_json: bool) -> None:
 @click.option("--endpoint", "endpoints", multiple=True, help="What it is good for, such as chat.completions [all].")
 @click.option("--network", "networks", multiple=True, metavar="CIDR", help="Where it may be used from [anywhere].")
 @click.option("--expires", callback=later_unix_s, help='When it ends: a day, or in "90d" [never].')
-@click.option("--narrowing", help="What it may do less than its tenant, a JSON document.")
+@click.option("--narrowing", callback=_document, help="What it may do less than its tenant, a JSON document.")
 @json_option
 @administers
 def create(
@@ -65,7 +103,7 @@ def create(
     endpoints: tuple[str, ...],
     networks: tuple[str, ...],
     expires: int | None,
-    narrowing: str | None,
+    narrowing: object,
     as_json: bool,
 ) -> None:
     """Make a key. It is printed here, and can never be read again."""
@@ -73,11 +111,43 @@ def create(
     if endpoints:
         body["scopes"] = {"endpoints": endpoints}
     if narrowing is not None:
-        try:
-            body["narrowing"] = json.loads(narrowing)
-        except ValueError as error:
-            raise click.BadParameter(f"is no JSON: {error}", param_hint="--narrowing") from None
+        body["narrowing"] = narrowing
     _hand_over(admin.post("keys", body={**body, "expires_at": expires}), as_json)
+
+
+@keys.command()
+@click.argument("key")
+@click.option("--name", help="What it is for from now on.")
+@click.option("--endpoint", "endpoints", multiple=True, help='What it is good for, in place of what it was; "all".')
+@click.option("--network", "networks", multiple=True, metavar="CIDR", help='Where it may be used from; "anywhere".')
+@click.option("--expires", callback=_end, help='When it ends: a day, or in "90d", or "never".')
+@click.option("--narrowing", callback=_document, help="In place of what there is, a JSON document; {} takes it away.")
+@json_option
+@administers
+def update(
+    admin: Administration,
+    key: str,
+    name: str | None,
+    endpoints: tuple[str, ...],
+    networks: tuple[str, ...],
+    expires: int | None,
+    narrowing: object,
+    as_json: bool,
+) -> None:
+    """Change what a key may do, or when it ends."""
+    changes: Thing = {} if name is None else {"name": name}
+    if endpoints:
+        changes["scopes"] = None if endpoints == ("all",) else {"endpoints": endpoints}
+    if networks:
+        changes["networks"] = () if networks == ("anywhere",) else networks
+    if expires is not None:
+        changes["expires_at"] = expires or None
+    if narrowing is not None:
+        changes["narrowing"] = None if narrowing == {} else narrowing
+    if not changes:
+        raise click.UsageError("nothing is to change: give --name, --endpoint, --network, --expires or --narrowing.")
+    before = admin.get("keys", key)
+    _tell(admin.patch("keys", key, body=changes, version=before["version"]), as_json)
 
 
 @keys.command()

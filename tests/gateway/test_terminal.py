@@ -156,6 +156,31 @@ async def test_a_key_is_alone_on_standard_output_and_opens_until_it_is_revoked(f
     assert await status() == 401
 
 
+async def test_a_key_is_changed_and_listed_with_what_it_has_spent_of_its_budget(operator):
+    asked = ("keys", "create", "--tenant", "default", "--name", "ci", "--endpoint", "models")
+    key = (await operator.read(*asked))["id"]
+    budget = '{"budget": {"amount": "5", "period": "week"}}'
+    changed = await operator.read(
+        *("keys", "update", key, "--name", "cd", "--network", "10.0.0.0/8", "--expires", "2100-01-01"),
+        *("--endpoint", "models", "--endpoint", "usage", "--narrowing", budget),
+    )
+    assert (changed["name"], changed["networks"], changed["expires_at"]) == ("cd", ["10.0.0.0/8"], 4_102_444_800)
+    assert changed["scopes"] == {"endpoints": ["models", "usage"]}
+    assert changed["narrowing"] == {"budget": {"amount": "5", "period": "week"}}
+    assert "0.00 USD of 5.00 USD a week" in (await operator("keys", "list")).stdout
+    assert "5 a week" in (await operator("keys", "show", key)).stdout
+    taken = ("--endpoint", "all", "--network", "anywhere", "--expires", "never", "--narrowing", "{}")
+    changed = await operator.read("keys", "update", key, *taken)
+    assert [changed[name] for name in ("scopes", "networks", "expires_at", "narrowing")] == [None, [], None, None]
+    assert (await operator.read("keys", "update", key, "--name", "ci"))["networks"] == []
+    assert "USD" not in (await operator("keys", "list")).stdout
+    nothing = await operator("keys", "update", key)
+    assert (nothing.exit_code, "nothing is to change" in nothing.stderr) == (2, True)
+    assert "is no JSON" in (await operator("keys", "update", key, "--narrowing", "{")).stderr
+    wrong = await operator("keys", "update", key, "--narrowing", "[]")
+    assert (wrong.exit_code, "narrowing" in wrong.stderr) == (1, True)
+
+
 async def test_a_key_ends_on_a_day_or_so_long_from_now(operator):
     asked = ("keys", "create", "--tenant", "default", "--name", "ci", "--expires")
     assert (await operator.read(*asked, "2100-01-01"))["expires_at"] == 4_102_444_800
