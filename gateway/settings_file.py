@@ -24,7 +24,7 @@ def load(config: Path | None, overrides: dict[str, Any]) -> settings.Settings:
     """From ``config`` or ./config.toml, the environment, and ``overrides`` ({"server.port": 9000}); the last wins."""
     path = config or Path("config.toml")
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")  # editors on Windows begin with a mark, which TOML does not have
     except FileNotFoundError:
         if config is not None:
             fail(f"there is no file {config}")

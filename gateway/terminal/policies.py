@@ -228,7 +228,7 @@ def _written(policy: Thing) -> None:
 def _read(file: Path) -> Thing:
     """The document of a file. Raises click.ClickException."""
     try:
-        text = sys.stdin.buffer.read().decode() if str(file) == "-" else file.read_text("utf-8")
+        text = (sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return _decoded(text, is_toml=file.suffix == ".toml")

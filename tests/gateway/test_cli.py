@@ -324,6 +324,11 @@ async def test_a_broken_model_beside_a_good_one_does_not_keep_it_from_serving(tm
     assert "penstock: model broken: there is no directory ./nowhere" in told
 
 
+def test_settings_as_editors_on_windows_write_them(tmp_path):
+    (tmp_path / "config.toml").write_bytes(b"\xef\xbb\xbf[server]\r\nport\t=\t70000\r\n")
+    refused(penstock("serve", cwd=tmp_path), "config.toml: server.port: expected `int` <= 65535")
+
+
 def test_migrate_says_what_it_did(tmp_path):
     revisions = sorted(path.name[:4] for path in (ROOT / "migrations").glob("[0-9]*.py"))
     assert len(revisions) > 7

@@ -191,7 +191,9 @@ async def test_a_key_ends_on_a_day_or_so_long_from_now(operator):
 
 async def test_a_policy_is_written_compared_tried_and_rolled_back(front, operator, tmp_path):
     slow = written(tmp_path / "slow.json", {"limits": {"requests_per_minute": 1}, "sla_class": "batch"})
-    (toml := tmp_path / "fast.toml").write_text('sla_class = "interactive"\n[limits]\nrequests_per_minute = 9\n')
+    (toml := tmp_path / "fast.toml").write_bytes(  # as an editor on Windows writes it
+        b'\xef\xbb\xbfsla_class = "interactive"\r\n[limits]\r\nrequests_per_minute = 9\r\n'
+    )
     assert (
         await operator("policies", "create", "gold", slow, "--note", "at first")
     ).stderr == "gold is at version 1.\n"
