@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -56,6 +57,7 @@ class Metrics:
         self._tally = ledger.tally
         self._ended = Counts(config.classes, config.metrics.max_models, config.metrics.max_tenants)
         self._lag = Spread(names.LAG_S)
+        self._sendings: Counter[str] = Counter()
         self.exposition = Exposition()
         self._files = Files(directory) if config.server.processes > 1 else None
         self._tally.watchers.append(self._ended.take)
@@ -76,7 +78,7 @@ class Metrics:
             if self._files is not None:
                 await stack.enter_async_context(alongside(self._write_on(gw, self._files)))
             if self._config.metrics.otlp_endpoint:
-                sending = otlp.send_on(self._config.metrics, self._clock, lambda: self._own(gw))
+                sending = otlp.send_on(self._config.metrics, self._clock, lambda: self._own(gw), self._sendings)
                 await stack.enter_async_context(alongside(sending))
             yield
 
@@ -90,6 +92,7 @@ class Metrics:
             Sample("penstock_http_responses_total", (str(status),), num) for status, num in doors.answered.items()
         ]
         samples += [Sample("penstock_refusals_total", (code,), num) for code, num in doors.refused.items()]
+        samples += [Sample("penstock_otlp_sendings_total", (outcome,), num) for outcome, num in self._sendings.items()]
         samples.append(Sample("penstock_log_lines_lost_total", (), telemetry.num_lost_lines()))
         lag = self._lag
         samples.append(Sample("penstock_event_loop_lag_seconds", (), lag.sum, tuple(lag.counts), lag.bounds))

@@ -276,6 +276,11 @@ OURS = (
     _counter("penstock_traces_total", "Requests that were worth a trace."),
     _counter("penstock_traces_lost_total", "Of these: nobody was there, or had time, to make their spans."),
     _counter("penstock_spans_total", "By outcome: exported, dropped for want of room, or failed to export.", "outcome"),
+    _counter(
+        "penstock_otlp_sendings_total",
+        "Of these metrics to a collector, by outcome: taken, refused (a part of it) or failed.",
+        "outcome",
+    ),
     _counter("penstock_log_lines_lost_total", "Of the gateway's log: nobody read them in time, or the disk was full."),
     _histogram("penstock_event_loop_lag_seconds", "How late the event loop's timers are.", buckets=LAG_S),
     _gauge(

@@ -2,7 +2,8 @@
 
 The library's instruments would count everything a second time, so its exporters are given the sums that are there. A
 collector that is away or hangs costs one thread of its own, and what it was not told it is told the next time: all
-counts are since start. At the end it is told once more, of the time since the last sending.
+counts are since start. Of what it takes it may refuse a part. At the end it is told once more, of the time since the
+last sending.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from gateway.metrics.names import METRICS, Metric, version
 from policies.observing import Metrics
 
 if TYPE_CHECKING:
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
     from opentelemetry.sdk.metrics.export import MetricsData
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,8 @@ TIMEOUT_S = 10.0
 """Of one sending."""
 LAST_S = 2.0
 """For the last one, when the gateway ends."""
+MAX_REASON = 200
+"""Characters of why it refuses."""
 
 
 class Heard(logging.Handler):
@@ -46,20 +50,58 @@ class Heard(logging.Handler):
         self.said.append(record.getMessage())
 
 
-async def send_on(config: Metrics, clock: Clock, families: Callable[[], Awaitable[Families]]) -> None:
-    """Every ``otlp_interval_s``, until it is cancelled."""
+class Answers:
+    """What the collector said to the last sending beside having taken it, which exporters keep to themselves: that it
+    refused some of the data points (a partial success)."""
+
+    def __init__(self) -> None:
+        self.num_refused, self.reason = 0, ""
+
+    def taken(self, response: ExportMetricsServiceResponse) -> None:
+        partly = response.partial_success
+        self.num_refused, self.reason = max(0, partly.rejected_data_points), partly.error_message[:MAX_REASON]
+
+    def by_http(self, response: Any, *_: Any, **__: Any) -> None:
+        """``response`` is that of requests."""
+        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
+
+        self.num_refused = 0
+        with contextlib.suppress(Exception):  # whoever answers in words of their own has taken them all
+            self.taken(ExportMetricsServiceResponse.FromString(response.content))
+
+    def by_grpc(self, stub: Callable[[Any], Any], channel: Any) -> Any:
+        """In place of the ``stub`` that an exporter asks."""
+        client = stub(channel)
+        export = client.Export
+
+        def heard(*request: Any, **options: Any) -> Any:
+            self.num_refused = 0
+            response = export(*request, **options)
+            self.taken(response)
+            return response
+
+        client.Export = heard
+        return client
+
+
+async def send_on(
+    config: Metrics, clock: Clock, families: Callable[[], Awaitable[Families]], outcomes: Counter[str]
+) -> None:
+    """Every ``otlp_interval_s``, until it is cancelled. ``outcomes`` counts the sendings that were "taken", of which a
+    part was "refused", or that "failed"."""
+    answers = Answers()
     try:
-        exporter = _exporter(config)
+        exporter = _exporter(config, answers)
     except ImportError:
         return log.error("metrics.otlp_endpoint needs OpenTelemetry: pip install 'penstock[tracing]'")
     heard, library = Heard(), logging.getLogger("opentelemetry.exporter")
     library.propagate = False  # that it is away is said here, once
     library.handlers = [heard]
-    began_ns, is_away = time.time_ns(), False
+    began_ns, before = time.time_ns(), "taken"
     sending: asyncio.Future[Any] | None = None
 
     async def send() -> None:
-        nonlocal sending, is_away
+        nonlocal sending, before
         data = data_of(await families(), began_ns, time.time_ns())
         heard.said.clear()
         sending = _beside(lambda: exporter.export(data))
@@ -68,9 +110,15 @@ async def send_on(config: Metrics, clock: Clock, families: Callable[[], Awaitabl
         except Exception as error:  # some releases say so that nobody listens
             heard.said.append(f"{type(error).__name__}: {error}")
             is_taken = False
-        if is_away == is_taken:
-            is_away = not is_away
-            state = f"takes nothing ({'; '.join(heard.said)})" if is_away else "is back"
+        outcome = "failed" if not is_taken else "refused" if answers.num_refused else "taken"
+        outcomes[outcome] += 1
+        if outcome != before:
+            state = "is back" if before == "failed" else "takes all of them again"
+            if outcome == "failed":
+                state = f"takes nothing ({'; '.join(heard.said)})"
+            elif outcome == "refused":
+                state = f"refuses {answers.num_refused} data points of a sending: {answers.reason}"
+            before = outcome
             log.warning("metrics: the collector at %s %s", config.otlp_endpoint, state)
 
     try:
@@ -105,16 +153,23 @@ def _beside(work: Callable[[], Any]) -> asyncio.Future[Any]:
     return done
 
 
-def _exporter(config: Metrics) -> Any:
+def _exporter(config: Metrics, answers: Answers) -> Any:
     """Raises ImportError. The libraries take long to import, and most houses have no collector."""
     if config.otlp_protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as Grpc
 
-        return Grpc(config.otlp_endpoint, timeout=TIMEOUT_S)
+        exporter: Any = Grpc(config.otlp_endpoint, timeout=TIMEOUT_S)
+        exporter._stub = partial(answers.by_grpc, exporter._stub)  # also of the connections that it makes later
+        exporter._client = exporter._stub(exporter._channel)
+        return exporter
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as Http
 
     endpoint = config.otlp_endpoint.rstrip("/")
-    return Http(endpoint if endpoint.endswith("/v1/metrics") else f"{endpoint}/v1/metrics", timeout=TIMEOUT_S)
+    exporter = Http(endpoint if endpoint.endswith("/v1/metrics") else f"{endpoint}/v1/metrics", timeout=TIMEOUT_S)
+    with contextlib.suppress(AttributeError):  # where another release keeps it is nowhere written
+        session = getattr(exporter, "_session", None) or exporter._client._transport._session
+        session.hooks["response"].append(answers.by_http)
+    return exporter
 
 
 def data_of(families: Families, began_ns: int, now_ns: int) -> MetricsData:

@@ -17,9 +17,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from typing import Any
 
+import aiohttp
 import grpc
+import pytest
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as services
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsPartialSuccess,
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
 )
@@ -78,6 +81,7 @@ async def test_a_collector_is_told_the_same(open_front):
 @contextlib.contextmanager
 def collecting(
     meanwhile: Callable[[], object] = lambda: None,
+    answer: Callable[[], ExportMetricsServiceResponse] = ExportMetricsServiceResponse,
 ) -> Iterator[tuple[str, queue.Queue[ExportMetricsServiceRequest]]]:
     """A collector's address, and what it is told; ``meanwhile``: before it answers."""
     told: queue.Queue[ExportMetricsServiceRequest] = queue.Queue()
@@ -86,7 +90,7 @@ def collecting(
         def Export(self, request, context):
             told.put(request)
             meanwhile()
-            return ExportMetricsServiceResponse()
+            return answer()
 
     server = grpc.server(ThreadPoolExecutor(1))
     services.add_MetricsServiceServicer_to_server(Service(), server)
@@ -145,6 +149,52 @@ async def test_a_collector_that_refuses_is_not_called_away(open_front, caplog):
     assert "401" in caplog.text
 
 
+def refusing(refuses: Callable[[], bool]) -> ExportMetricsServiceResponse:
+    partly = ExportMetricsPartialSuccess(rejected_data_points=7, error_message="too many series")
+    return ExportMetricsServiceResponse(partial_success=partly if refuses() else None)
+
+
+@contextlib.contextmanager
+def collecting_by_http(refuses: Callable[[], bool]) -> Iterator[str]:
+    """A collector's address; while ``refuses``, of each sending a part."""
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(refusing(refuses).SerializeToString())
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        Thread(target=collector.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{collector.server_port}"
+        collector.shutdown()
+
+
+@contextlib.contextmanager
+def collecting_by_grpc(refuses: Callable[[], bool]) -> Iterator[str]:
+    with collecting(answer=lambda: refusing(refuses)) as (endpoint, _):
+        yield endpoint
+
+
+@pytest.mark.parametrize(("protocol", "collector"), [("http", collecting_by_http), ("grpc", collecting_by_grpc)])
+async def test_what_a_collector_refuses_of_what_it_takes_is_said_once_and_counted(
+    open_front, caplog, protocol, collector
+):
+    refusals = iter([True] * 3)
+    with collector(lambda: next(refusals, False)) as endpoint:
+        config = Metrics(otlp_endpoint=endpoint, otlp_protocol=protocol, otlp_interval_s=0.05)
+        async with open_front(metrics=config) as front, aiohttp.ClientSession() as http:
+            await until(lambda: "takes all of them again" in caplog.text)
+            async with http.get(front.url + "/metrics") as response:
+                counted = await response.text()
+    said = f"metrics: the collector at {endpoint} refuses 7 data points of a sending: too many series"
+    assert [record.getMessage() for record in caplog.records].count(said) == 1
+    assert 'penstock_otlp_sendings_total{outcome="refused"} 3' in counted
+
+
 async def test_a_collector_that_a_library_fails_at_is_told_when_it_is_back(open_front, caplog, monkeypatch):
     class Failing:
         """As release 1.38 does where nobody listens."""
@@ -164,7 +214,7 @@ async def test_a_collector_that_a_library_fails_at_is_told_when_it_is_back(open_
             return self._exporter.export(data)
 
     made = otlp._exporter
-    monkeypatch.setattr(otlp, "_exporter", lambda config: Failing(made(config)))
+    monkeypatch.setattr(otlp, "_exporter", lambda *given: Failing(made(*given)))
     with collecting() as (endpoint, told):
         config = Metrics(otlp_endpoint=endpoint, otlp_protocol="grpc", otlp_interval_s=0.05)
         async with open_front(metrics=config):
