@@ -68,6 +68,21 @@ def computed_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
+def listens_on(pid: int) -> set[str]:
+    """The addresses at which a process takes TCP connections, as the kernel writes them."""
+    files = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            files.add(str(file.readlink()))
+    found = set()
+    for kind in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in files:
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
 class Watched:
     """Processes that are expected to end, whoever their parent is by then."""
 
@@ -129,6 +144,11 @@ def test_two_ranks_answer_as_one_does_and_say_that_they_are_two(alone, pair):
     pair.terminate()
     assert pair.exit_status() == 0
     assert ranks.end()
+
+
+def test_ranks_can_be_reached_from_their_own_machine_alone(pair):
+    ranks = [pair.process.pid, *others_of(pair)]
+    assert set[str]().union(*map(listens_on, ranks)) == {"0100007F"}
 
 
 def test_adapters_come_take_turns_and_go_while_two_ranks_serve(alone, source, tmp_path):

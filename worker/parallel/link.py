@@ -7,6 +7,7 @@ and from which device; it has not been measured yet, which takes two devices.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -27,7 +28,12 @@ PATIENCE = timedelta(minutes=10)
 
 def store(port: int = 0, num_ranks: int | None = None) -> TCPStore:
     """Where ranks find each other: a new one, for so many, on a free port; or the one that rank 0 has on this port."""
-    return TCPStore(HOST, port, num_ranks, is_master=port == 0, wait_for_workers=False, timeout=PATIENCE)
+    if port:
+        return TCPStore(HOST, port, wait_for_workers=False, timeout=PATIENCE)
+    # Left to itself it would listen on all addresses of the machine, and it asks nobody who they are.
+    listener = socket.create_server((HOST, 0))
+    port, file = listener.getsockname()[1], listener.detach()
+    return TCPStore(HOST, port, num_ranks, True, wait_for_workers=False, timeout=PATIENCE, master_listen_fd=file)
 
 
 class ProcessLink:
