@@ -6,6 +6,7 @@ and named by its path. null means the default, as it does at OpenAI. What this s
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -145,7 +146,7 @@ class Prediction(msgspec.Struct, frozen=True):
         return "".join(part.said for part in self.content)
 
 
-class ChatRequest(Generation, frozen=True, kw_only=True):
+class ChatRequest(Generation, frozen=True, kw_only=True, dict=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
@@ -190,6 +191,11 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
         """Its tools; None where nothing may be called. Raises Malformed."""
         if not (self.tools or self.tool_choice or self.functions or self.function_call):
             return None
+        return self._tooling
+
+    @cached_property
+    def _tooling(self) -> Tooling | None:
+        # There may be thousands: they are looked through once, for a long body beside the event loop.
         return tooling(self.tools, self.tool_choice, self.parallel_tool_calls, self.functions, self.function_call)
 
     @property

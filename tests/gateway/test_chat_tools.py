@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway import openai
 from gateway.parsers import gathered
 from gateway.parsers.reader import Wanted
 from gateway.reply.choices import Choice
@@ -135,6 +136,13 @@ async def test_a_call_that_is_cut_says_so(front: Front):
     (choice,) = (await call).choices
     assert choice.finish_reason == "length"
     assert choice.message.tool_calls[0].function.arguments == '{"city": "Arde'
+
+
+def test_tools_are_looked_through_once_and_not_again_on_the_event_loop():
+    body = {"model": "demo", "messages": HELLO, "tools": [tool(f"tool_{number}") for number in range(300)]}
+    call = openai.parse_chat(json.dumps(body).encode())  # beside the loop, where the body is long
+    assert call.tooling() is not None
+    assert call.tooling() is call.tooling()
 
 
 async def test_without_tools_or_with_none_wanted_a_call_is_text(front: Front):
