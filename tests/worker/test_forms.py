@@ -107,6 +107,14 @@ def test_a_product_is_that_of_the_dense_matrix(dtype):
         assert torch.allclose(linear.wide(x), expected, atol=tolerance)
 
 
+@pytest.mark.parametrize("num_inputs", [8, 16, 24, 40, 100])
+def test_a_few_tokens_are_multiplied_with_int8_codes_of_any_width(num_inputs):
+    form, x = int8_of(weight(33, num_inputs)), weight(4, num_inputs, 1).bfloat16()
+    exact = x.double() @ form.dense(torch.float32).double().T
+    for few in range(1, 5):
+        torch.testing.assert_close(linear_of(form)(x[:few]).double(), exact[:few], atol=0.05, rtol=2**-6)
+
+
 def test_rows_that_no_group_divides_become_int8():
     assert quantized(Plain(weight(3, 48)), "int4").num_bytes == int8_of(weight(3, 48)).num_bytes
     already = int8_of(weight(3, 64))
