@@ -14,6 +14,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import cast
 
@@ -41,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--cost-weights", default="", help="what it says that steps cost; seconds, comma-separated")
     options.add_argument("--version", type=int, default=wire.VERSION)
     options.add_argument("--exit-at-start", type=int, help="with this status, before it listens")
+    options.add_argument("--waits-for", type=Path, help="a file: it starts when that is there")
     options.add_argument("--fault", choices=FAULTS)
     options.add_argument("--after", type=int, default=0, help="the fault begins with this Submit; 0: before any")
     options.add_argument("--emitted", type=Path, help="a file: who got how many tokens, before they leave")
@@ -302,4 +304,6 @@ if __name__ == "__main__":
     if chosen.exit_at_start is not None:
         print(f"penstock worker: scripted to exit with {chosen.exit_at_start}", file=sys.stderr)
         sys.exit(chosen.exit_at_start)
+    while chosen.waits_for is not None and not chosen.waits_for.exists():
+        time.sleep(0.01)
     uvloop.run(main())

@@ -5,7 +5,7 @@ Where the shapes were read: anthropic-sdk-python's ``src/anthropic/types``.
 """
 
 from gateway.anthropic.answers import MessageAnswer
-from gateway.anthropic.failures import ErrorBody, shaped
+from gateway.anthropic.failures import ErrorBody, event, shaped
 from gateway.anthropic.models import ModelInfo, ModelPage, ModelQuery, page_of
 from gateway.anthropic.requests import CountRequest, MessageRequest, parse_count, parse_message
 from gateway.anthropic.responses import MessageBody, TokenCount
@@ -20,6 +20,7 @@ __all__ = [
     "ModelPage",
     "ModelQuery",
     "TokenCount",
+    "event",
     "page_of",
     "parse_count",
     "parse_message",

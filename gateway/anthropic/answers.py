@@ -118,7 +118,7 @@ class Events:
 
     def failed(self, failure: GatewayError) -> bytes:
         (part,) = self._answer.parts
-        return b"event: error\ndata: %b\n\n" % encode(failures.described(failure, part))
+        return failures.event(failure, part)
 
     def _say(self, piece: Event, events: list[bytes]) -> None:
         match piece:

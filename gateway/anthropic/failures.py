@@ -87,6 +87,11 @@ def shaped(failure: GatewayError, request_id: str) -> web.Response:
     )
 
 
+def event(failure: GatewayError, request_id: str) -> bytes:
+    """The failure as the last event of a stream."""
+    return b"event: error\ndata: %b\n\n" % msgspec.json.encode(described(failure, request_id))
+
+
 def limited(headers: Mapping[str, str]) -> dict[str, str]:
     """Headers with OpenAI's names for limits replaced by Anthropic's, whose resets are instants (RFC 3339)."""
     named: dict[str, str] = {}

@@ -14,6 +14,7 @@ from aiohttp import web
 from gateway import openai, reply
 from gateway.api import elsewhere
 from gateway.api.answer import give
+from gateway.api.early import patient
 from gateway.api.held import grammar_of, held_of
 from gateway.api.request import fingerprint, loaded, may_store, room_for
 from gateway.auth import Caller
@@ -47,9 +48,14 @@ async def complete(gw: Gateway, request: web.Request) -> web.StreamResponse:
     return await gw.idempotency.once(request, caller, body, lambda: answered(gw, request, caller, call))
 
 
-async def answered(gw: Gateway, request: web.Request, caller: Caller, call: openai.ChatRequest) -> web.StreamResponse:
-    if call.store and may_store(gw, caller):
-        return await _kept(gw, request, caller, call)
+def answered(
+    gw: Gateway, request: web.Request, caller: Caller, call: openai.ChatRequest
+) -> Awaitable[web.StreamResponse]:
+    answer = _kept if call.store and may_store(gw, caller) else _given
+    return patient(gw, request, call, answer(gw, request, caller, call))
+
+
+async def _given(gw: Gateway, request: web.Request, caller: Caller, call: openai.ChatRequest) -> web.StreamResponse:
     answer, order = await prepared(gw, request, caller, call, reply.ChatAnswer)
     return await give(gw, request, caller, answer, order)
 
@@ -100,7 +106,7 @@ async def prepared(
     tools = call.tooling()
     held = None if tools is None else await held_of(gw, caller.tenant_id, tools, content, text.tongue)
     if facts is None:
-        facts = await loaded(gw, caller, call, noted)
+        facts = await loaded(gw, request, caller, call)
     prompt = await _read(text, caller, call, tools, facts.max_model_tokens)
     room = room_for(len(prompt), facts, "messages")
     bad_words = await text.bad_words(call.bad_words, caller.tenant_id) if call.bad_words else ()

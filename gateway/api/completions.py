@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from aiohttp import web
 from gateway import openai, reply
 from gateway.api import elsewhere
 from gateway.api.answer import give
+from gateway.api.early import patient
 from gateway.api.request import fingerprint, loaded, room_for
 from gateway.auth import Caller
 from gateway.bodies import parsed, taken_body_of
@@ -36,7 +37,13 @@ async def complete(gw: Gateway, request: web.Request) -> web.StreamResponse:
     body = await taken_body_of(gw, request)
     call = await parsed(openai.parse_completion, body)
     caller.check(call.model, "completions")
-    return await gw.idempotency.once(request, caller, body, lambda: _answered(gw, request, caller, call))
+    return await gw.idempotency.once(request, caller, body, lambda: _patiently(gw, request, caller, call))
+
+
+def _patiently(
+    gw: Gateway, request: web.Request, caller: Caller, call: openai.CompletionRequest
+) -> Awaitable[web.StreamResponse]:
+    return patient(gw, request, call, _answered(gw, request, caller, call))
 
 
 async def _answered(
@@ -66,7 +73,7 @@ async def prepared(
     gw.ledger.check_room()
     grammar = await gw.grammars.checked(openai.asked_grammar(call), caller.tenant_id)
     if facts is None:
-        facts = await loaded(gw, caller, call, noted)
+        facts = await loaded(gw, request, caller, call)
     texts, (prompts, end_ids) = call.texts, await _prompts(caller, call, text, facts)
     asked_tokens = DEFAULT_MAX_TOKENS if call.max_tokens is None else max(1, call.max_tokens)
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache, call.cache_salt)

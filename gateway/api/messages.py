@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable
+from functools import partial
 
 from aiohttp import web
 from multidict import istr
@@ -10,6 +12,7 @@ from multidict import istr
 from gateway import anthropic, head, openai
 from gateway.api import chat
 from gateway.api.answer import give
+from gateway.api.early import patient
 from gateway.auth import Caller
 from gateway.bodies import parsed, taken_body_of
 from gateway.errors import InvalidRequest
@@ -25,7 +28,7 @@ async def create(gw: Gateway, request: web.Request) -> web.StreamResponse:
     body = await taken_body_of(gw, request)
     call = await parsed(anthropic.parse_message, body)
     caller.check(call.model, "chat.completions")
-    return await gw.idempotency.once(request, caller, body, lambda: _answered(gw, request, caller, call))
+    return await gw.idempotency.once(request, caller, body, lambda: _patiently(gw, request, caller, call))
 
 
 async def count(gw: Gateway, request: web.Request) -> web.StreamResponse:
@@ -35,6 +38,13 @@ async def count(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller.check(call.model, "chat.completions")
     prompt = await chat.prompt_of(gw, caller, call)
     return head.Whole.of(anthropic.TokenCount(len(prompt)))
+
+
+def _patiently(
+    gw: Gateway, request: web.Request, caller: Caller, call: openai.ChatRequest
+) -> Awaitable[web.StreamResponse]:
+    failed = partial(anthropic.event, request_id=request[HEAD].request_id)
+    return patient(gw, request, call, _answered(gw, request, caller, call), failed)
 
 
 async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: openai.ChatRequest) -> web.StreamResponse:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 from aiohttp import hdrs, web
 from multidict import istr
 
-from gateway import openai
+from gateway import openai, reply
+from gateway.api.early import EARLY
 from gateway.errors import ContextLengthExceeded, InvalidRequest
-from gateway.head import Head
+from gateway.head import HEAD
 from gateway.openai import ChatRequest, CompletionRequest, Reading
 from policies import wire
 
@@ -52,11 +53,15 @@ def wants_receipt(request: web.Request, call: ChatRequest | CompletionRequest | 
 
 
 async def loaded(
-    gw: Gateway, caller: Caller, call: ChatRequest | CompletionRequest | Reading, noted: Head
+    gw: Gateway, request: web.Request, caller: Caller, call: ChatRequest | CompletionRequest | Reading
 ) -> wire.Ready:
-    """As ``Dispatch.loaded``: a part of the way of its own, and a long one."""
+    """As ``Dispatch.loaded``: a part of the way of its own, and a long one. A stream is opened when it has been silent
+    for as long as it may be."""
+    noted = request[HEAD]
     noted.load_at = time.monotonic()
-    facts = await gw.dispatch.loaded(call.model, caller, call.service_tier)
+    loading = gw.dispatch.loaded(call.model, caller, call.service_tier)
+    early = request.get(EARLY)
+    facts = await (loading if early is None else reply.awaited(early, loading, gw.settings.server.heartbeat_s))
     noted.render_at = time.monotonic()
     return facts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from gateway import errors, failures, head, reply
+from gateway import errors, head, reply
 from gateway.api import items
 from gateway.api.answer import give
 from gateway.api.chat import prompt_of
 from gateway.api.compaction import Short, shortened
+from gateway.api.early import EARLY, is_out, streamed
 from gateway.api.held import strictly
 from gateway.api.request import may_store
 from gateway.api.traced import behind
@@ -42,6 +43,8 @@ from gateway.responses.shapes import OPEN, InputTokens, begun
 from policies.priority import Order
 
 SCOPE = "responses"
+Answered = Callable[[Short | None], Awaitable[web.StreamResponse]]
+"""The rest of the way of what is as long as it was, or was made short."""
 
 
 async def create(gw: Gateway, request: web.Request) -> web.StreamResponse:
@@ -102,35 +105,37 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: Res
             turn = Turn(asked, given, events, near, remembered)
             return await (_at_once(turn) if place is None else _in_background(turn, place, stack))
 
-        if not call.context_management:
-            return await answered(None)
-        shorter = shortened(gw, request, caller, call, said)
-        return await (_streamed(gw, request, events, shorter, answered) if call.stream else answered(await shorter))
+        if call.context_management:
+            shorter = shortened(gw, request, caller, call, said)
+            if not call.stream:
+                return await answered(await shorter)
+            return await _streamed(gw, request, events, lambda outlet: _summed_up(outlet, shorter, answered))
+        if call.stream and place is None and near is None and is_out(gw, call.model):
+            return await _streamed(gw, request, events, lambda outlet: _loaded(request, outlet, answered))
+        return await answered(None)
 
 
-async def _streamed(
-    gw: Gateway,
-    request: web.Request,
-    events: Events,
-    shorter: Coroutine[Any, Any, Short | None],
-    answered: Callable[[Short | None], Coroutine[Any, Any, web.StreamResponse]],
-) -> web.StreamResponse:
-    """A stream whose client hears that it is being worked at while it waits for a summary. What fails until then has
-    its own status as long as nothing is sent; afterwards it is the stream's end."""
-    noted = request[HEAD]
+def _streamed(
+    gw: Gateway, request: web.Request, events: Events, answer: Callable[[Outlet], Awaitable[web.StreamResponse]]
+) -> Awaitable[web.StreamResponse]:
+    """A stream whose client hears that it is being worked at while it waits for a summary, or for its model."""
+
+    def is_told() -> bool:
+        return events.body.status not in OPEN or gw.responses.background.writes(events.body.id)
+
     outlet = request[OUTLET] = _outlet_of(gw, request)
-    async with outlet:
-        try:
-            return await answered(await reply.awaited(outlet, shorter))
-        except ConnectionResetError:
-            return outlet.response or web.Response(status=head.HUNG_UP)
-        except Exception as error:
-            is_told = events.body.status not in OPEN or gw.responses.background.writes(events.body.id)
-            if outlet.response is None or is_told:
-                raise
-            failure = failures.described(error, noted.request_id, noted.trace_if_it_fails)
-            noted.failed(failure)
-            return await request[OUTLET].fail(events.failed(failure))
+    return streamed(request, outlet, answer(outlet), events.failed, is_told)
+
+
+async def _summed_up(
+    outlet: Outlet, shorter: Coroutine[Any, Any, Short | None], answered: Answered
+) -> web.StreamResponse:
+    return await answered(await reply.awaited(outlet, shorter))
+
+
+async def _loaded(request: web.Request, outlet: Outlet, answered: Answered) -> web.StreamResponse:
+    request[EARLY] = outlet
+    return await answered(None)
 
 
 def _outlet_of(gw: Gateway, request: web.Request) -> Outlet:

@@ -142,7 +142,7 @@ async def _opened(gw: Gateway, request: web.Request, caller: Caller, call: opena
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
     if facts is None:
-        facts = await loaded(gw, caller, call, noted)
+        facts = await loaded(gw, request, caller, call)
     return text, facts
 
 

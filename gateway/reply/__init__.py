@@ -69,12 +69,13 @@ def send(
     return _send_stream(stream, answer, flights, account, currency, gw.pressure)
 
 
-async def awaited(stream: Outlet, work: Coroutine[Any, Any, T]) -> T:
-    """What ``work`` returns, which has to be done before there is anything to send. Where that takes long the stream is
-    opened, as for a first token, so that its client is kept waiting and not in doubt."""
+async def awaited(stream: Outlet, work: Coroutine[Any, Any, T], after_s: float | None = None) -> T:
+    """What ``work`` returns, which has to be done before there is anything to send. Where that takes longer than
+    ``after_s`` (None: than for a first token) the stream is opened, so that its client is kept waiting and not in
+    doubt."""
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait([task], timeout=HEADERS_AFTER_S)
+        await asyncio.wait([task], timeout=HEADERS_AFTER_S if after_s is None else after_s)
         if not task.done():
             await stream.open()
         return await task
