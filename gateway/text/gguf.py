@@ -58,8 +58,8 @@ _DEEPSEEK = _Cut(
 )
 _CUTS = {
     "default": _Cut((r"[\p{P}\$\+<=>\^~\|]+", _GPT2.removesuffix(r"|\s+"), r"\p{N}+", "[0-9][0-9][0-9]")),
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mellum", "a.x-4.0"), _GPT2_ALONE),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "minerva-7b"), _DIGITS),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mellum", "a.x-4.0", "exaone4"), _GPT2_ALONE),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "minerva-7b", "exaone"), _DIGITS),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), _LLAMA3),
     "smaug-bpe": _LLAMA3._replace(takes_whole_words=False, adds_begin=False),
     "dbrx": _LLAMA3._replace(takes_whole_words=False, adds_begin=False),

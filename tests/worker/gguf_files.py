@@ -17,6 +17,14 @@ KINDS |= {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 KINDS |= {"mixtral": "MixtralForCausalLM", "qwen3moe": "Qwen3MoeForCausalLM"}
 KINDS |= {"gemma2": "Gemma2ForCausalLM", "gemma3": "Gemma3ForCausalLM"}
 KINDS |= {"gpt-oss": "GptOssForCausalLM", "deepseek2": "DeepseekV2ForCausalLM", "deepseek3": "DeepseekV3ForCausalLM"}
+KINDS |= {"gemma": "GemmaForCausalLM", "smollm3": "SmolLM3ForCausalLM", "seed_oss": "SeedOssForCausalLM"}
+KINDS |= {"olmo2": "Olmo2ForCausalLM", "olmo3": "Olmo3ForCausalLM", "olmoe": "OlmoeForCausalLM"}
+KINDS |= {"exaone": "LlamaForCausalLM", "exaone4": "Exaone4ForCausalLM", "internlm2": "LlamaForCausalLM"}
+KINDS |= {"qwen2vl": "Qwen2ForCausalLM", "qwen3vl": "Qwen3ForCausalLM", "qwen3vlmoe": "Qwen3MoeForCausalLM"}
+KINDS |= {"ernie4_5": "Ernie4_5ForCausalLM"}
+_CALLED = {"mistral": "llama", "mixtral": "llama", "deepseek3": "deepseek2", "olmo3": "olmo2"}
+"""Those that llama.cpp calls otherwise."""
+_TURNED = ("llama", "internlm2", "smollm3")
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 256,
@@ -122,7 +130,7 @@ def write(
     ``experts_apart``: each has tensors of its own, as in old files. ``max_tensors``: in parts of so many each, which
     have their names of ``path``."""
     kinds = {"": kinds} if isinstance(kinds, str) else kinds
-    own = {"mistral": "llama", "mixtral": "llama", "deepseek3": "deepseek2"}.get(architecture, architecture)
+    own = _CALLED.get(architecture, architecture)
     number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == own)
     names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, own, split_max_tensors=max_tensors)
@@ -147,10 +155,10 @@ def write(
         weight = parameter.detach().numpy()
         heads = {"attn_q": model.config.num_attention_heads, "attn_k": model.config.num_key_value_heads}
         last = module.rpartition(".")[2]
-        is_turned = own == "llama" and last in heads
+        is_turned = own in _TURNED and last in heads
         if is_turned:
             weight = _paired(weight, heads[last])
-        if "norm" in module and own in ("gemma2", "gemma3"):
+        if "norm" in module and own in ("gemma", "gemma2", "gemma3"):
             weight = weight + 1
         kind = kinds.get(last, kinds.get("", "F32"))
         if weight.ndim == 1 or kind == "F32":
@@ -243,7 +251,8 @@ def _describe(writer: Any, config: Any, architecture: str, family: str) -> None:
     writer.add_rope_dimension_count(int(head_dim * ropes.get("partial_rotary_factor", 1.0)))
     writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
-    if num_experts := getattr(config, "num_local_experts", getattr(config, "n_routed_experts", None)):
+    counts = (getattr(config, name, None) for name in ("num_local_experts", "n_routed_experts", "num_experts"))
+    if num_experts := next(filter(None, counts), None):
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         inner = config.intermediate_size if architecture == "gpt-oss" else None
@@ -252,10 +261,13 @@ def _describe(writer: Any, config: Any, architecture: str, family: str) -> None:
     writer.add_eos_token_id(config.eos_token_id)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
-    if architecture == "gpt-oss":
+        if architecture in ("exaone4", "olmo2"):
+            writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    stretched = ropes.get("full_attention", ropes)
+    if architecture in ("gpt-oss", "olmo2") and stretched["rope_type"] == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(ropes["factor"])
-        writer.add_rope_scaling_orig_ctx_len(ropes["original_max_position_embeddings"])
+        writer.add_rope_scaling_factor(stretched["factor"])
+        writer.add_rope_scaling_orig_ctx_len(stretched["original_max_position_embeddings"])
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)

@@ -54,4 +54,48 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma": ("gemma", {"head_dim": 32}),
+    "ernie4_5": ("ernie4_5", {"head_dim": 64, "tie_word_embeddings": True, "rope_parameters": ROPE}),
+    "exaone": ("exaone", {"rope_parameters": ROPE}),
+    "exaone4": (
+        "exaone4",
+        {"sliding_window": None, "layer_types": 3 * ["full_attention"], "head_dim": 64, "rope_parameters": ROPE},
+    ),
+    "exaone4 with windows": (
+        "exaone4",
+        {"sliding_window": 9, "num_hidden_layers": 5, "head_dim": 64, "rope_parameters": ROPE},
+    ),
+    "internlm2": ("internlm2", {}),
+    "olmo2": ("olmo2", {"rope_parameters": ROPE}),
+    "olmo3": (
+        "olmo3",
+        {
+            "sliding_window": 9,
+            "num_hidden_layers": 5,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 5e4,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e4},
+            },
+        },
+    ),
+    "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4}),
+    "qwen2vl": ("qwen2vl", {}),
+    "qwen3vl": ("qwen3vl", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3vlmoe": (
+        "qwen3vlmoe",
+        {
+            "head_dim": 32,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": True,
+        },
+    ),
+    "seed_oss": ("seed_oss", {"head_dim": 32, "rope_parameters": ROPE}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": True, "rope_parameters": ROPE}),
 }

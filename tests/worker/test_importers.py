@@ -154,9 +154,7 @@ def test_what_modelopt_says_may_be_in_a_file_of_its_own(tmp_path):
     torch.testing.assert_close(logits_of(tmp_path), oracle_logits(model, TOKEN_IDS), atol=2e-3, rtol=0)
     said["quant_algo"] = "NVFP4"
     (tmp_path / "hf_quant_config.json").write_text(json.dumps({"producer": {}, "quantization": said}))
-    with pytest.raises(
-        ModelError, match="the NVFP4 of this LlamaForCausalLM, quantised by modelopt, is not"
-    ):
+    with pytest.raises(ModelError, match="the NVFP4 of this LlamaForCausalLM, quantised by modelopt, is not"):
         logits_of(tmp_path)
 
 

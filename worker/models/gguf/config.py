@@ -18,8 +18,10 @@ from worker.models.errors import ModelError
 from worker.models.families import FAMILIES
 from worker.models.fields import Fields
 from worker.models.gguf.file import GgufFile
+from worker.models.gguf.kin import KIN, of_kin
 
 _FAMILIES = {
+    **KIN,
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "llama": "LlamaForCausalLM",
@@ -32,9 +34,11 @@ _MIXTURES = {
     "deepseek2": "DeepseekV2ForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
     "llama": "MixtralForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
+    "qwen3vlmoe": "Qwen3MoeForCausalLM",
 }
-PERMUTED = frozenset(("llama", "mistral"))
+PERMUTED = frozenset(("ernie4_5", "internlm2", "llama", "mistral", "smollm3"))
 """Architectures whose query and key rows are stored in pairs that turn together."""
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
 """Tokens by which the served families end an answer: older files name but one of theirs."""
@@ -81,7 +85,8 @@ class _Reader:
         elif name == "llama" and config.get("sliding_window"):
             family = "MistralForCausalLM"
         architecture = FAMILIES[family](Fields(config, family, f"the metadata of {self._file.path.name}"))
-        if name in PERMUTED:
+        architecture = of_kin(name, architecture, config)
+        if family in ("LlamaForCausalLM", "MistralForCausalLM"):
             return replace(
                 architecture,
                 qkv_bias="blk.0.attn_q.bias" in tensors,
@@ -128,7 +133,7 @@ class _Reader:
             )
         if name in _GEMMA_27B_LAYERS:
             config |= self._gemma(config)
-        if name == "gpt-oss":
+        if name in ("exaone4", "gpt-oss", "olmo2"):
             config |= self._layer_kinds(config["num_hidden_layers"])
         scaling = self._rope_scaling(config)
         if scaling is None:
@@ -140,10 +145,11 @@ class _Reader:
         size = self._integer("expert_feed_forward_length", config["intermediate_size"])
         return {
             "num_local_experts": num_experts,
+            "num_experts": num_experts,
             "num_experts_per_tok": self._integer("expert_used_count"),
             "intermediate_size": size,
             "moe_intermediate_size": size,
-            "norm_topk_prob": True,
+            "norm_topk_prob": self._name != "olmoe",
         }
 
     def _deepseek(self, config: dict[str, Any], num_experts: int) -> tuple[str, dict[str, Any]]:

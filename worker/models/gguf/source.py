@@ -69,7 +69,7 @@ class GgufSource(FileSource):
         self._taken: set[str] = set()
         self.rounded = set()
         name = file.header.text("general.architecture")
-        self._is_permuted, self._is_gpt_oss = name in PERMUTED, name == "gpt-oss"
+        self._is_permuted, self._is_post_named = name in PERMUTED, name in ("gpt-oss", "seed_oss")
 
     def tensor(
         self, name: str, shape: tuple[int, ...], part: Part | None = None, dtype: torch.dtype | None = None
@@ -221,8 +221,8 @@ class GgufSource(FileSource):
         if (found := _OF_EXPERT.fullmatch(inner)) is not None:
             return self._named_of_expert(index, int(found[1]), _OF_EXPERTS[found[2]], ending)
         if inner == "post_attention_layernorm":
-            # Where the MLP has a norm of its own before it, this one follows attention; in gpt-oss it is called so.
-            follows = self._architecture.attention_post_norm == inner or self._is_gpt_oss
+            # Where the MLP has a norm of its own before it, this one follows attention; in two others it is called so.
+            follows = self._architecture.attention_post_norm == inner or self._is_post_named
             return f"blk.{index}.{'post_attention_norm' if follows else 'ffn_norm'}.{ending}", None
         return f"blk.{index}.{_INNER[inner]}.{ending}", None
 
