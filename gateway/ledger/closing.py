@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway import store
 from gateway.background import alongside
 from gateway.clock import Clock
-from gateway.ledger.chains import GENESIS
+from gateway.ledger.chains import AHEAD_S, GENESIS
 from gateway.ledger.follow import Follower
 from gateway.store import Store
 
@@ -34,6 +34,7 @@ DAY_S = 86_400
 LOOK_S = 60.0
 AT_ONCE = 10_000
 """Places that are looked at together in search of a gap."""
+_NOW = sa.select(sa.extract("epoch", sa.func.clock_timestamp()))
 
 
 class Cut(NamedTuple):
@@ -107,6 +108,7 @@ class Closing:
         self._wall = wall
         self._follower = Follower(rooms, "closing")
         self._failure: str | None = None
+        self._is_ahead = False
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -118,9 +120,22 @@ class Closing:
         """Leaves it to another gateway that is about it. Raises what the database raises."""
         async with self._follower.alone() as is_alone:
             if is_alone:
-                now = self._wall()
+                now = await self._earlier(self._wall())
                 while await close_next(self._rooms, day_of(now - self._close_after_s), now):
                     pass
+
+    async def _earlier(self, now: float) -> float:
+        """This machine's time or PostgreSQL's, whichever is earlier: a clock that is far ahead would close days in
+        which others still write. Raises what the database raises."""
+        if self._rooms.database is not None:  # it is a file, and has no other clock
+            return now
+        async with self._rooms.engine.connect() as connection:
+            there = float((await connection.execute(_NOW)).scalar_one())
+        if now > there + AHEAD_S and not self._is_ahead:
+            ahead_s = now - there
+            log.warning("ledger: this clock is %.0f s ahead of the database's, by which days are closed", ahead_s)
+        self._is_ahead = now > there + AHEAD_S
+        return min(now, there)
 
     async def _watch(self) -> None:
         while True:

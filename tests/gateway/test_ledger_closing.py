@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 
 import pytest
 import sqlalchemy as sa
@@ -140,6 +141,20 @@ async def test_a_day_is_closed_some_time_after_its_end(rooms, clock):
         clock.advance(closing.LOOK_S)
         await until(clock.waits)
         assert await days(rooms) == [FIRST]
+
+
+@pytest.mark.parametrize("store_settings", ["postgres"], indirect=True)
+async def test_a_clock_that_is_days_ahead_of_the_databases_closes_none_early(rooms, clock, caplog):
+    today = closing.day_of(time.time())
+    await begun(rooms, (today - 3) * DAY_S)
+    async with Closing(rooms, clock, 3600.0, lambda: time.time() + 5 * DAY_S).watched():
+        await until(clock.waits)
+        clock.advance(closing.LOOK_S)
+        await until(clock.waits)
+    closed = await days(rooms)
+    assert closed[:2] == [today - 3, today - 2]
+    assert not [day for day in closed if day >= closing.day_of(time.time())]
+    assert caplog.text.count("ahead of the database's") == 1
 
 
 async def days(rooms: Store) -> list[int]:
