@@ -87,7 +87,9 @@ class RowQuery(PageQuery, frozen=True, kw_only=True):
     """``order`` is by the time of settling."""
 
     after: Annotated[str, Meta(max_length=4096)] | None = None
-    """``next_cursor`` of the page before. No row is on two pages; in "asc" those added meanwhile are on a later one."""
+    """``next_cursor`` of the page before. No row is on two pages; in "asc" those settled meanwhile are on a later one.
+    One that comes late, from a spool or from a gateway whose clock is behind, may be on none: whoever bills goes by
+    closed days (``exports/usage``) or a sink."""
 
     tenant_id: Id | None = None
     key_id: Id | None = None
