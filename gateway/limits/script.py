@@ -287,12 +287,12 @@ local gauge = load_gauges(2)[1]
 for at = 7, #ARGV, 2 do
   local id, amount = ARGV[at], tonumber(ARGV[at + 1])
   if gauge.kind == 'concurrent' then hold_lease(gauge, id)
-  else hold_money(gauge, id, amount - (tonumber(redis.call('HGET', gauge.key, 'h:' .. id)) or 0)) end
+  else hold_money(gauge, id, math.max(0, amount - (tonumber(redis.call('HGET', gauge.key, 'h:' .. id)) or 0))) end
 end
 """
 )
-"""Arguments: now, one rule, then the id of each request that was let in elsewhere and is open, and the money that it
-holds: from now on as if it had been let in here."""
+"""Arguments: now, one rule, then the id of each request that is open, which this may not know, and the money that it
+holds at least: from now on as if it had been let in here."""
 
 RESTORE = Script(_GAUGES + "load_gauges(2)")
 """Arguments: now, then the budget's rule, of which the ledger knows what is spent."""

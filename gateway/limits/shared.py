@@ -111,7 +111,7 @@ class SharedMeters:
             await self._run(script.RENEW, self._keys([rule]), [now_ms, *_words([rule]), *ids])
 
     async def hold(self, rule: Rule, held: Sequence[tuple[str, int]], now_ms: int = SERVERS_TIME) -> None:
-        """A place, or so much money, for each of these requests, which are open and were let in elsewhere. Raises
+        """A place, or so much money, for each of these requests, which are open and may not be known there. Raises
         RedisAway."""
         for portion in _portions(held):
             words = [word for each in portion for word in each]

@@ -60,15 +60,18 @@ class Untold(Meters):
         due = [*self._telling.items()]
         for start in range(0, len(due), AT_ONCE):
             await asyncio.gather(*(self._tell(shared, *each) for each in due[start : start + AT_ONCE]))
-        if any(ticket.request_id not in self._held for ticket in tickets.values() if not ticket.is_shared):
-            await self.hold(shared, tickets)
+        is_new = [ticket.request_id not in self._held for ticket in tickets.values() if not ticket.is_shared]
+        if any(is_new) or shared.may_lack.is_set():
+            await self.hold(shared, tickets, shared.may_lack.is_set())
 
-    async def hold(self, shared: SharedMeters, tickets: Mapping[str, Ticket]) -> None:
-        """Places and money of those that were let in here, as if Redis had let them in. Raises RedisAway."""
+    async def hold(self, shared: SharedMeters, tickets: Mapping[str, Ticket], holds_all: bool = False) -> None:
+        """Places and money of those that were let in here, as if Redis had let them in, or of all, where it may have
+        lost what they held. Raises RedisAway."""
         held: dict[str, tuple[Rule, list[tuple[str, int]]]] = {}
         for ticket in tickets.values():
-            if not ticket.is_shared:
-                self._held.add(ticket.request_id)
+            if holds_all or not ticket.is_shared:
+                if not ticket.is_shared:
+                    self._held.add(ticket.request_id)
                 for rule, micros in ticket.held():
                     held.setdefault(rule.name, (rule, []))[1].append((ticket.request_id, micros))
         await asyncio.gather(*(shared.hold(rule, each) for rule, each in held.values()))

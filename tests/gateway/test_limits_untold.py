@@ -133,6 +133,27 @@ async def test_open_requests_that_were_let_in_without_redis_hold_their_places_an
     assert await counted(gateways[1], caller) == {"concurrent_requests": 0, "budget": 100}
 
 
+async def test_what_open_requests_hold_is_held_again_by_a_redis_that_lost_it(fragile):
+    gateways, _, _ = fragile
+    price = {"*": Price(request=Decimal("0.0001"))}
+    caller = a_caller(Policy(limits=Ceilings(concurrent_requests=4), budget=Budget(Decimal("0.0003")), prices=price))
+    async with (
+        gateways[0].admit(caller, "demo", 10, 10, "here"),
+        gateways[1].admit(caller, "demo", 10, 10, "there") as there,
+    ):
+        await gateways[0].shared._redis.call("FLUSHALL")
+        for limits in gateways:
+            await limits.look()
+        assert await counted(gateways[0], caller) == {"concurrent_requests": 2, "budget": 200}
+        async with gateways[0].admit(caller, "demo", 10, 10, "last"):
+            with pytest.raises(RateLimited, match="set aside"):
+                await ask(gateways[1], caller, request_id="one too many")
+        there.settle(Usage(10, 0, 10))
+    for limits in gateways:
+        await limits.shared.close()
+    assert await counted(gateways[0], caller) == {"concurrent_requests": 0, "budget": 100}
+
+
 @pytest.mark.parametrize("seed", range(10))
 async def test_what_is_told_counts_as_long_as_its_window_lasts_and_no_more_than_two_slots_longer(redis, seed):
     """Whatever else the window has, is given back and is told at the same time."""
