@@ -36,6 +36,8 @@ LEAVE_S = 5.0
 """How long a worker that holds nothing may take to leave; then it is ended."""
 LAST_WORDS_S = 1.0
 """How long what a process wrote before it ended may take to be read."""
+STOOD_STILL_S = 1.0
+"""By so much no timer of a gateway that runs is late."""
 EXIT_GRACE_S = 10.0
 """How long a process that closed its socket may take to exit by itself, so that its status can be named: on a machine
 that is busy, an interpreter with torch in it takes its time."""
@@ -168,18 +170,19 @@ class Worker:
             *(self.name, facts.model, facts.device, f" by {facts.num_ranks} ranks" if facts.num_ranks > 1 else ""),
             *(facts.dtype, facts.num_blocks, facts.block_size, facts.pid),
         )
-        self._listen_for_silence(0)
+        self._listen_for_silence(0, self._clock.now())
         self._host.joined(self)
 
-    def _listen_for_silence(self, num_heard_bytes: int) -> None:
-        """Once a silence timeout: has anything come since the last look?"""
+    def _listen_for_silence(self, num_heard_bytes: int, due_at: float) -> None:
+        """Once a silence timeout: has anything come since the last look? ``due_at``: this one was to be then; where it
+        is much later, it is we who stood still (a container that is paused), and the worker with us."""
         if self._channel is None:
             return
-        num_bytes = self._channel.num_received_bytes
-        if num_bytes == num_heard_bytes:
+        num_bytes, now = self._channel.num_received_bytes, self._clock.now()
+        if num_bytes == num_heard_bytes and now < due_at + STOOD_STILL_S:
             return self._lose(f"said nothing for {self._limits.silence_timeout_s:g} s")
         again = self._limits.silence_timeout_s
-        self._silence = self._clock.call_later(again, lambda: self._listen_for_silence(num_bytes))
+        self._silence = self._clock.call_later(again, lambda: self._listen_for_silence(num_bytes, now + again))
 
     # One life after another
 

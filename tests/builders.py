@@ -62,6 +62,15 @@ class HandClock(Clock):
             timer.fire()
         self._now = until
 
+    def stand_still(self, seconds: float) -> None:
+        """Calls what came due meanwhile at the end of it, as in a process that was stopped for so long."""
+        self._now += seconds
+        due = [entry for entry in self._due if entry[0] <= self._now]
+        self._due = [entry for entry in self._due if entry[0] > self._now]
+        heapq.heapify(self._due)
+        for _, _, timer in sorted(due):
+            timer.fire()
+
     def waits(self) -> list[float]:
         """Seconds until each call that is due, soonest first."""
         return sorted(round(at - self._now, 9) for at, _, timer in self._due if not timer.cancelled)

@@ -72,6 +72,21 @@ async def test_a_worker_that_falls_silent_is_named_and_replaced_and_its_request_
     assert line.startswith("worker scripted-0 lost: it said nothing for 30 s")
 
 
+async def test_a_gateway_that_stood_still_takes_no_worker_for_silent_that_stood_still_with_it(clock, caplog):
+    limits = settings.Workers()
+    command = builders.scripted("--stats-s", 1e6)
+    async with dispatching(replicas=1, command=command, workers=limits, clock=clock) as dispatch:
+        assert len(tokens(await answer(send(dispatch, a_submit())))) == 8
+        for _ in range(3):
+            clock.stand_still(2 * limits.silence_timeout_s)
+        assert dispatch.workers()[0].facts is not None
+        assert len(tokens(await answer(send(dispatch, a_submit())))) == 8
+        for _ in range(2):
+            clock.advance(limits.silence_timeout_s)
+        assert dispatch.workers()[0].facts is None  # from the last look on it was listened to
+        await until(lambda: "scripted-0 lost: it said nothing for 30 s" in caplog.text)
+
+
 async def test_what_waits_and_what_is_written_survive_the_worker(tmp_path):
     command = builders.scripted("--max-sequences", 1, "--fault", "die", "--after", 3, "--once", tmp_path / "begun")
     async with dispatching(replicas=1, command=command, workers=FAST) as dispatch:
