@@ -14,6 +14,7 @@ from typing import Any
 
 from policies.grammar import children_of, texts_left_out
 from policies.schemas import endless_part, referred
+from policies.widths import width_of
 
 MAX_NEEDED = 1 << 20
 """Characters or items that a schema may ask for at least; no answer has room for more."""
@@ -27,6 +28,10 @@ MAX_LED = 256
 """Choices that a choice leads on to at one place of a text, each as often as one of them offers it. For every byte that
 may come llguidance looks at all of them at once, in a time that grows with the square of their number and more: 100
 definitions that are each a choice between all 100 had one mask take five seconds, 150 of them a minute and a half."""
+MAX_WIDTH = 2000
+"""Things that may be meant at one place of a text, see policies.widths: llguidance has as many in a row at most, beside
+what else is there, and finds that out in a time that grows with the square of their number; 200 definitions that are
+each a list of any of them have one mask take five seconds."""
 _MAX_LOOKS = 1 << 18
 """At parts, for patterns that are joined, and for choices that lead on to others."""
 _MAX_CASES = 64
@@ -85,7 +90,7 @@ def fault_of(schema: dict[str, Any], is_strict: bool) -> Fault | None:
 def unbounded_fault(schema: Any) -> Fault | None:
     """None: what numbers must be multiples of, and what texts must match, has automata with a bound, and what may be
     meant at one place of a text has one, too."""
-    return multiples_fault(schema) or joined_fault(schema) or choices_fault(schema)
+    return multiples_fault(schema) or joined_fault(schema) or choices_fault(schema) or width_fault(schema)
 
 
 def multiples_fault(schema: Any) -> Fault | None:
@@ -150,6 +155,15 @@ def choices_fault(schema: Any) -> Fault | None:
     except _TooMany:
         return Fault("it has too many choices that lead on to others")
     return None
+
+
+def width_fault(schema: Any) -> Fault | None:
+    """None: few things may be meant at one place."""
+    width = width_of(schema)
+    if width.num <= MAX_WIDTH:
+        return None
+    at = f"at {width.path[:200]}" if width.path else "at once"
+    return Fault(f"{width.num} choices and properties may be meant {at}, and {MAX_WIDTH} are allowed")
 
 
 def _is_choice(part: dict[str, Any]) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from gateway.errors import ServiceUnavailable
 from gateway.grammars import Grammars
 from gateway.openai import AskedGrammar, Malformed
-from gateway.schemas import Fault, choices_fault, fault_of, joined_fault, multiples_fault
+from gateway.schemas import Fault, choices_fault, fault_of, joined_fault, multiples_fault, width_fault
 from policies import holding, wire
 from tests.builders import PATIENCE_S
 
@@ -317,3 +317,37 @@ async def test_choices_between_many_things_that_are_none_are_no_fault(grammars):
         {"$ref": "#"},
     ):
         assert choices_fault(schema) is None
+
+
+def lists(num: int) -> dict[str, object]:
+    items = {"anyOf": [{"$ref": f"#/$defs/d{number}"} for number in range(num)]}
+    return {"$defs": {f"d{number}": {"type": "array", "items": dict(items)} for number in range(num)}}
+
+
+def kinds(num: int, **before: object) -> dict[str, object]:
+    """Each is told by its kind, and has any of them within."""
+    within = {"type": "array", "items": {"anyOf": [{"$ref": f"#/$defs/k{number}"} for number in range(num)]}}
+    defs = {}
+    for number in range(num):
+        properties = {**before, "kind": {"const": f"k{number}"}, "within": json.loads(json.dumps(within))}
+        defs[f"k{number}"] = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"$defs": defs, "anyOf": within["items"]["anyOf"]}
+
+
+@pytest.mark.parametrize("lies_behind", [False, True])
+def test_too_many_things_that_may_be_meant_at_one_place_are_refused_with_their_number(lies_behind):
+    schema = {**lists(50), "$ref": "#/$defs/d0"}
+    if lies_behind:
+        schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}}, **lists(50)}
+    fault = fault_of(schema, is_strict=False)
+    at = "at .a[][]" if lies_behind else "at [][]"
+    assert str(fault) == f"2500 choices and properties may be meant {at}, and 2000 are allowed"
+
+
+def test_things_that_are_told_apart_by_what_comes_before_are_not_meant_together():
+    assert width_fault(kinds(60)) is None
+    assert width_fault(kinds(60, at={"type": "integer"})) is None
+    assert width_fault({**lists(40), "$ref": "#/$defs/d0"}) is None
+    one = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(1500)}}
+    assert width_fault({"type": "array", "items": one}) is None
+    assert width_fault({"anyOf": [{"const": f"text {number}"} for number in range(3000)]}) is None
