@@ -246,10 +246,11 @@ T = TypeVar("T")
 
 def parse(body: bytes) -> ResponseRequest:
     """The request in ``body``. Raises Malformed."""
-    call = _checked(openai.decoded(_decoder, body))
+    call = openai.decoded(_decoder, body)
     for name in ("access_programs", "prompt", "moderation", "previous_input_messages"):
         if getattr(call, name) is not None:
             raise refused(name)
+    _checked(call)
     for name, ours in ELSEWHERE.items():
         if getattr(call, name) is not None:
             raise refused(name, f"of a response it is '{ours}'")

@@ -135,6 +135,7 @@ CASES = [
     bad("conversation.id", conversation={"id": "x" * 65}),
     bad("previous_response_id", conversation="conv_1", previous_response_id=NOBODY),
     bad("prompt", prompt={"id": "pmpt_1"}),
+    Case("prompt", {"model": "demo", "prompt": {"id": "pmpt_1"}}, PATH),
     bad("moderation", moderation={}),
     bad("context_management", context_management={"type": "compaction"}),
     bad("prompt_cache_options", prompt_cache_options={"prewarm": True}),
