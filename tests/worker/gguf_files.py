@@ -21,10 +21,10 @@ KINDS |= {"gemma": "GemmaForCausalLM", "smollm3": "SmolLM3ForCausalLM", "seed_os
 KINDS |= {"olmo2": "Olmo2ForCausalLM", "olmo3": "Olmo3ForCausalLM", "olmoe": "OlmoeForCausalLM"}
 KINDS |= {"exaone": "LlamaForCausalLM", "exaone4": "Exaone4ForCausalLM", "internlm2": "LlamaForCausalLM"}
 KINDS |= {"qwen2vl": "Qwen2ForCausalLM", "qwen3vl": "Qwen3ForCausalLM", "qwen3vlmoe": "Qwen3MoeForCausalLM"}
-KINDS |= {"ernie4_5": "Ernie4_5ForCausalLM"}
+KINDS |= {"ernie4_5": "Ernie4_5ForCausalLM", "granite": "GraniteForCausalLM", "minicpm": "GraniteForCausalLM"}
 _CALLED = {"mistral": "llama", "mixtral": "llama", "deepseek3": "deepseek2", "olmo3": "olmo2"}
 """Those that llama.cpp calls otherwise."""
-_TURNED = ("llama", "internlm2", "smollm3")
+_TURNED = ("granite", "internlm2", "llama", "minicpm", "smollm3")
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 256,
@@ -268,6 +268,11 @@ def _describe(writer: Any, config: Any, architecture: str, family: str) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(stretched["factor"])
         writer.add_rope_scaling_orig_ctx_len(stretched["original_max_position_embeddings"])
+    if architecture in ("granite", "minicpm"):
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)

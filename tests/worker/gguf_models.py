@@ -10,6 +10,7 @@ from tests.worker import gguf_files
 ROPE = {"rope_type": "default", "rope_theta": 5e4}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 YARN |= {"mscale": 0.9, "mscale_all_dim": 0.9}
+GRANITE = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 4.0}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"rope_parameters": ROPE}),
     "llama, tied, biased, wide heads": (
@@ -65,7 +66,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "exaone4",
         {"sliding_window": 9, "num_hidden_layers": 5, "head_dim": 64, "rope_parameters": ROPE},
     ),
+    "granite": ("granite", {**GRANITE, "attention_multiplier": 0.05}),
     "internlm2": ("internlm2", {}),
+    "minicpm": ("minicpm", {**GRANITE, "attention_multiplier": 0.125}),
     "olmo2": ("olmo2", {"rope_parameters": ROPE}),
     "olmo3": (
         "olmo3",

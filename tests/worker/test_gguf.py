@@ -256,6 +256,14 @@ REFUSED = {
         lambda at: gguf_files.write(at, "llama", gguf_files.a_model("llama"), {"ffn_up": "TQ1_0"}),
         "tensor blk.0.ffn_up.weight of .* is stored as TQ1_0, which is not supported; supported are F32, ",
     ),
+    "a factor of nothing": (
+        lambda at: gguf_files.write(
+            at,
+            "granite",
+            gguf_files.a_model("granite", residual_multiplier=0.0),
+        ),
+        "has an impossible residual scale: 0.0",
+    ),
     "a missing size": (
         lambda at: at.write_bytes(at.read_bytes().replace(b"llama.block_count", b"llama.block_cound")),
         "cannot be read as GGUF: it lacks llama.block_count",

@@ -135,6 +135,8 @@ class Architecture:
     mlp_pre_norm: str = "post_attention_layernorm"
     mlp_post_norm: str = ""
     embedding_scale: float = 1.0
+    head_scale: float = 1.0
+    """Of what the head is given."""
     sinks: bool = False
     """Attention has a score beside the keys' for each head, see Scores."""
     attention_softcap: float = 0.0

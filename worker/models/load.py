@@ -144,7 +144,7 @@ def build_decoder(
     layers = [builder.layer(index) for index in range(own.num_layers)]
     norm = head = None
     if shard.is_last:
-        norm = builder.norm("norm.weight", own.hidden_size)
+        norm = builder.norm("norm.weight", own.hidden_size) * own.head_scale
         if own.tied and embedding is not None:
             head = builder.head(source.tied("embed_tokens", size, embedding))
         else:

@@ -38,7 +38,7 @@ _MIXTURES = {
     "qwen3moe": "Qwen3MoeForCausalLM",
     "qwen3vlmoe": "Qwen3MoeForCausalLM",
 }
-PERMUTED = frozenset(("ernie4_5", "internlm2", "llama", "mistral", "smollm3"))
+PERMUTED = frozenset(("ernie4_5", "granite", "internlm2", "llama", "minicpm", "mistral", "smollm3"))
 """Architectures whose query and key rows are stored in pairs that turn together."""
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
 """Tokens by which the served families end an answer: older files name but one of theirs."""
@@ -135,6 +135,8 @@ class _Reader:
             config |= self._gemma(config)
         if name in ("exaone4", "gpt-oss", "olmo2"):
             config |= self._layer_kinds(config["num_hidden_layers"])
+        if name in ("granite", "minicpm"):
+            config["scales"] = self._scales(config)
         scaling = self._rope_scaling(config)
         if scaling is None:
             return config
@@ -195,6 +197,23 @@ class _Reader:
             "rope_local_base_freq": self._number("rope.freq_base_swa", 10_000.0),
         }
 
+    def _scales(self, config: dict[str, Any]) -> dict[str, float]:
+        """Factors by which a file changes what Llama has; those of attention are 0 where they are its own."""
+        of_minicpm = 12.0, 1.4 / math.sqrt(max(config["num_hidden_layers"], 1)), config["hidden_size"] / 256
+        defaults = of_minicpm if self._name == "minicpm" else (1.0, 1.0, None)
+        scales = {
+            "embedding": self._number("embedding_scale", defaults[0]),
+            "residual": self._number("residual_scale", defaults[1]),
+            "logit": self._number("logit_scale", defaults[2]),
+            "attention": self._number("attention.scale", 0.0),
+        }
+        if not self._header.flag(f"{self._name}.rope.scaling.finetuned", True):
+            raise ModelError(f"{self._file.path} turns nothing by its position, which is not supported")
+        for name, scale in scales.items():
+            if scale < 0 or (scale == 0 and name != "attention"):
+                raise ModelError(f"{self._file.path} has an impossible {name} scale: {scale}")
+        return scales
+
     def _layer_kinds(self, num_layers: int) -> dict[str, Any]:
         """Which layers slide, where the file says so: every nth does not, or a flag for each."""
         key = f"{self._name}.attention.sliding_window_pattern"
@@ -211,7 +230,7 @@ class _Reader:
 
     def _rope_scaling(self, config: dict[str, Any]) -> dict[str, Any] | None:
         """In the words of config.json's rope_scaling."""
-        if self._name == "phi3" and "rope_factors_long.weight" in self._header.tensors:
+        if "rope_factors_long.weight" in self._header.tensors:
             return {
                 "rope_type": "longrope",
                 "short_factor": self._factors("rope_factors_short.weight"),
@@ -236,7 +255,7 @@ class _Reader:
         factor = self._number("rope.scaling.factor", self._number("rope.scale_linear", 1.0))
         if kind in ("none", "linear"):
             return {"rope_type": "linear", "factor": factor} if factor != 1.0 else None
-        if kind == "longrope" and self._name == "phi3":
+        if kind == "longrope":
             return None  # without factors there is nothing to stretch by
         if kind != "yarn":
             raise ModelError(f"the RoPE scaling {shown(kind)} of {self._file.path} is not supported")

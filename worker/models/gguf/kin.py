@@ -16,7 +16,9 @@ KIN = {
     "exaone": "LlamaForCausalLM",
     "exaone4": "Olmo2ForCausalLM",
     "gemma": "LlamaForCausalLM",
+    "granite": "LlamaForCausalLM",
     "internlm2": "LlamaForCausalLM",
+    "minicpm": "LlamaForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "qwen2vl": "Qwen2ForCausalLM",
     "qwen3vl": "Qwen3ForCausalLM",
@@ -36,6 +38,19 @@ def _gemma(architecture: Architecture, config: dict[str, Any]) -> Architecture:
     """Gemma 1: Llama with another activation, and an embedding that is scaled."""
     scale, dtype = architecture.hidden_size**0.5, beyond_float16(architecture.dtype)
     return replace(architecture, activation="gelu_tanh", embedding_scale=scale, dtype=dtype)
+
+
+def _granite(architecture: Architecture, config: dict[str, Any]) -> Architecture:
+    """Llama with factors: of embedding, scores and logits, and of what each layer adds. A stream that is divided by the
+    last has sums without it, and norms see no difference where what they add to its square is divided likewise."""
+    scales = config["scales"]
+    return replace(
+        architecture,
+        embedding_scale=scales["embedding"] / scales["residual"],
+        norm_eps=architecture.norm_eps / scales["residual"] ** 2,
+        attention_scale=scales["attention"] or architecture.attention_scale,
+        head_scale=1.0 / scales["logit"],
+    )
 
 
 def _smollm3(architecture: Architecture, config: dict[str, Any]) -> Architecture:
@@ -83,6 +98,8 @@ def _turning(architecture: Architecture, turns: Sequence[bool]) -> Architecture:
 _CHANGES: dict[str, Callable[[Architecture, dict[str, Any]], Architecture]] = {
     "exaone4": _exaone4,
     "gemma": _gemma,
+    "granite": _granite,
+    "minicpm": _granite,
     "olmo2": _olmo2,
     "smollm3": _smollm3,
 }
