@@ -73,6 +73,7 @@ from gateway.redis import Redis, RedisUrlError
 from gateway.sinks import SinkInvalid
 from gateway.sockets import Sockets
 from gateway.store import StoreError
+from gateway.store.wall import Wall
 from gateway.text import Text, TextInvalid
 from gateway.tracing.order import TracingInvalid, order_of
 from gateway.trials import Trials
@@ -237,10 +238,13 @@ async def opened(
         await stack.enter_async_context(files.watched())
         uploads = Uploads(rooms, files, clock)
         await stack.enter_async_context(uploads.watched())
-        stored = await stack.enter_async_context(responses.opened(rooms, config.responses, clock, house_doors.inside))
-        chats = Chats(rooms, config.responses, clock)
+        wall = await stack.enter_async_context(Wall(rooms, clock).watched())
+        stored = await stack.enter_async_context(
+            responses.opened(rooms, config.responses, clock, house_doors.inside, wall)
+        )
+        chats = Chats(rooms, config.responses, clock, wall)
         await stack.enter_async_context(chats.watched())
-        conversations = Conversations(rooms, config.responses, clock)
+        conversations = Conversations(rooms, config.responses, clock, wall)
         await stack.enter_async_context(conversations.watched())
         gw = Gateway(
             config,
@@ -263,7 +267,7 @@ async def opened(
             Exports(),
             files,
             uploads,
-            batches.Book(rooms, config.batches, files, others.name, api.endpoints()),
+            batches.Book(rooms, config.batches, files, others.name, api.endpoints(), wall),
             Pressure(clock, config.server.coalesce_ms / 1e3),
             stored,
             Sockets(config.responses, house_doors.aside),

@@ -27,6 +27,7 @@ from gateway.clock import Clock
 from gateway.ledger.chains import AHEAD_S, GENESIS
 from gateway.ledger.follow import Follower
 from gateway.store import Store
+from gateway.store.wall import NOW
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,6 @@ DAY_S = 86_400
 LOOK_S = 60.0
 AT_ONCE = 10_000
 """Places that are looked at together in search of a gap."""
-_NOW = sa.select(sa.extract("epoch", sa.func.clock_timestamp()))
 
 
 class Cut(NamedTuple):
@@ -130,7 +130,7 @@ class Closing:
         if self._rooms.database is not None:  # it is a file, and has no other clock
             return now
         async with self._rooms.engine.connect() as connection:
-            there = float((await connection.execute(_NOW)).scalar_one())
+            there = float((await connection.execute(NOW)).scalar_one())
         if now > there + AHEAD_S and not self._is_ahead:
             ahead_s = now - there
             log.warning("ledger: this clock is %.0f s ahead of the database's, by which days are closed", ahead_s)

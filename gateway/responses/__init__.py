@@ -31,10 +31,14 @@ class Responses:
 
 @contextlib.asynccontextmanager
 async def opened(
-    rooms: Store, config: settings.Responses, clock: Clock, inside: Callable[[], AbstractContextManager[None]]
+    rooms: Store,
+    config: settings.Responses,
+    clock: Clock,
+    inside: Callable[[], AbstractContextManager[None]],
+    wall: Callable[[], float],
 ) -> AsyncIterator[Responses]:
-    """``inside`` as for ``Background``, whose responses are broken off on leaving."""
-    shelf = Shelf(rooms, config, clock)
+    """``inside`` as for ``Background``, whose responses are broken off on leaving, ``wall`` as for all that is kept."""
+    shelf = Shelf(rooms, config, clock, wall)
     async with shelf.watched():
         background = Background(config, shelf, clock, inside)
         try:
