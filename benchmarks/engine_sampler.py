@@ -3,7 +3,8 @@
 The plain way is transformers' warpers in torch (one pass over the vocabulary for each, a sort for top-p), softmax and
 multinomial, all rows with the same settings, which suits it best. Prints medians in ms a step, and the ratio: of ours
 with the maxima of the logits known, as the head of a model leaves them, and without. The logits have just been written,
-as by a head. Then what the maxima cost that head.
+as by a head. Then what log-probabilities and penalties cost, in CPU time, which other work on the machine disturbs
+less, by compiled kernels and by torch; then what the maxima cost the head.
 """
 
 from __future__ import annotations
@@ -32,6 +33,15 @@ CASES: dict[str, dict[str, float | int]] = {
     "top_k 50, top_p 0.9": {"top_k": 50, "top_p": 0.9},
     "min_p 0.05": {"min_p": 0.05},
 }
+
+BESIDES: dict[str, tuple[dict[str, float | int], int]] = {
+    "nothing": ({}, 100),
+    "logprobs": ({"num_logprobs": 0}, 100),
+    "top_logprobs 20": ({"num_logprobs": 20}, 100),
+    "repetition_penalty, 100,000 tokens": ({"repetition_penalty": 1.1}, 100_000),
+    "frequency_penalty, 10,000 of output": ({"frequency_penalty": 0.1}, 100),
+}
+"""What is asked for besides temperature 1, and the length of each prompt."""
 
 
 def model_like(num_rows: int, vocab_size: int) -> Tensor:
@@ -72,6 +82,11 @@ def main() -> None:
                 known, unknown, theirs = race(logits, case)
                 times = f"{known:8.3f} {unknown:8.3f} {theirs:8.2f} {theirs / known:6.1f} x"
                 print(f"{vocab_size:7,} x {num_rows:2}  {name:20} {times}", flush=True)
+    for name, (case, num_prompt_tokens) in BESIDES.items():
+        ours, theirs = besides(model_like(64, 151_936), case, num_prompt_tokens)
+        print(
+            f"151,936 x 64  {name:40} ms of CPU {ours:8.2f}, by torch {theirs:8.2f} {theirs / ours:6.1f} x", flush=True
+        )
     kernels = library()
     if kernels is not None and kernels.has_linear:
         for num_rows in (1, 32):
@@ -94,6 +109,28 @@ def race(logits: Tensor, case: dict[str, Any], num_rounds: int = 15) -> list[flo
         lambda: plain(logits, **case),
     )
     return medians(ways, num_rounds, lambda: logits.copy_(written))
+
+
+def besides(logits: Tensor, case: dict[str, Any], num_prompt_tokens: int, num_rounds: int = 7) -> list[float]:
+    """The least CPU time in ms of a step, all threads together: of ours with maxima known, and by torch."""
+    num_rows, vocab_size = logits.shape
+    generator, kernels = torch.Generator().manual_seed(0), library()
+    prompt = torch.randint(vocab_size, (num_prompt_tokens,), generator=generator).tolist()
+    output = torch.randint(vocab_size, (10_000,), generator=generator).tolist()
+    written, known = logits.clone(), None if kernels is None else kernels.maxima(logits)
+    least = []
+    for is_compiled in (True, False):
+        sampler = Sampler(vocab_size, (), is_compiled)
+        rows = [Row(Sampling(max_tokens=1, **case), seed, prompt, output) for seed in range(num_rows)]
+        taken = []
+        for _ in range(num_rounds):
+            logits.copy_(written)
+            maxima = known.clone() if known is not None and is_compiled else None
+            began_at = time.process_time()
+            sampler.sample(logits, rows, maxima)
+            taken.append(1e3 * (time.process_time() - began_at))
+        least.append(min(taken))
+    return least
 
 
 def head(kernels: Library, num_rows: int, vocab_size: int, size: int) -> Sequence[Callable[[], object]]:

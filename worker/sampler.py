@@ -32,6 +32,8 @@ from worker.triton import has_triton
 
 NOT_FORCED = -1
 """In place of the token that comes in any case."""
+_FEW_CHANGED = 512
+"""Logits of a row: of more the maxima are found sooner for all of them."""
 
 
 @dataclass(slots=True)
@@ -154,20 +156,26 @@ class Sampler:
         adjusted: list[Adjusted],
     ) -> Pending | Sampled:
         """``asking`` for log-probabilities, rows; ``adjusted``: see ``adjust``."""
-        model_logits = asking_at = None
+        ranks = asking_at = model_logits = None
         if asking:
             asking_at = sent(np.array(asking), logits.device)
+            nums = [rows[i].sampling.num_logprobs or 0 for i in asking]
+            num = min(max(nums), self.vocab_size)
+            if kernels is not None and num <= MAX_TRIES:
+                if maxima is None:
+                    maxima = kernels.maxima(logits)
+                ranks = kernels.rank(logits, maxima, num, asking)
             # What follows writes into the rows that are adjusted.
-            whole = len(asking) == len(rows) and not adjusted and masks is None
-            model_logits = logits if whole else logits.index_select(0, asking_at)
-        changed = adjust(logits, adjusted) if adjusted else None
+            stays = not adjusted and masks is None and (ranks is not None or len(asking) == len(rows))
+            model_logits = logits if stays else logits.index_select(0, asking_at)
+        changed = adjust(logits, adjusted, kernels, maxima) if adjusted else None
 
         if kernels is not None:
             if maxima is None:
                 maxima = kernels.maxima(logits)
-            elif changed is not None:
+            elif changed is not None and len(changed) < _FEW_CHANGED * len(rows):
                 kernels.refresh_maxima(logits, maxima, changed)
-            elif adjusted:  # whole rows
+            elif adjusted:  # much of many rows
                 maxima.copy_(kernels.maxima(logits))
         if kernels is None and (masks is None or not (masks.check or masks.forced)):
             if masks is not None:
@@ -181,8 +189,11 @@ class Sampler:
         logprobs = None
         if model_logits is not None and asking_at is not None:
             own = chosen if len(asking) == len(rows) else chosen.index_select(0, asking_at)
-            nums = [rows[i].sampling.num_logprobs or 0 for i in asking]
-            logprobs = _Logprobs.of(asking, nums, model_logits, own, self._by_row)
+            at = asking_at if len(model_logits) == len(rows) else torch.arange(len(asking), device=logits.device)
+            own_logits = model_logits[at, own.clamp(min=0)]
+            totals, values, ids = ranks or _ranked(model_logits, num, self._by_row)
+            tops = (ids, values - totals[:, None]) if num else ()
+            logprobs = _Logprobs(asking, nums, (own_logits - totals, *tops))
         return Pending(chosen, logprobs)
 
     def _checked(
@@ -279,6 +290,14 @@ def _sampled(ranked: list[list[int]]) -> Sampled:
     return Sampled([tokens[0] for tokens in ranked], [None] * len(ranked))
 
 
+def _ranked(logits: Tensor, num: int, by_row: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """As Library.rank, by torch."""
+    parts = torch.split(logits, 1) if by_row else (logits,)
+    totals = torch.cat([part.logsumexp(-1) for part in parts])
+    values, ids = Tiles(logits).likeliest(num) if num else (logits[:, :0], logits.new_empty(0))
+    return totals, values, ids
+
+
 @dataclass(slots=True)
 class _Logprobs:
     """Log-probabilities of the rows that ask, on the device."""
@@ -289,18 +308,6 @@ class _Logprobs:
     tensors: tuple[Tensor, ...]
     """Of the tokens that were sampled, [m] f32; where anybody wants any, also the ids of the likeliest, the likeliest
     first, and theirs, [m, most of nums]."""
-
-    @classmethod
-    def of(cls, rows: list[int], nums: list[int], logits: Tensor, token_ids: Tensor, by_row: bool = False) -> _Logprobs:
-        """logits [m, vocab_size] as the model gave them, and the token that was sampled from each."""
-        num = min(max(nums), logits.shape[1])
-        parts = torch.split(logits, 1) if by_row else (logits,)
-        total = torch.cat([part.logsumexp(-1, keepdim=True) for part in parts])
-        own = (logits.gather(1, token_ids.clamp(min=0)[:, None]) - total)[:, 0]
-        if not num:
-            return cls(rows, nums, (own,))
-        values, ids = Tiles(logits).likeliest(num)
-        return cls(rows, nums, (own, ids, values - total))
 
     def fill(self, logprobs: list[TokenLogprob | None], token_ids: list[int], tensors: Sequence[Tensor]) -> None:
         """Of a whole batch, in its order. ``tensors``: as its own, on the host."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,14 @@ from torch import Tensor
 from policies.terms import Sampling
 from tests.worker.pools import filled
 from tests.worker.test_chunk_parts import BLOCK_SIZE, HEAD_DIM, NUM_KV_HEADS, attended
-from worker.native import Library
+from worker.native import Library, Seen
 from worker.proof import failures
 from worker.sampling import in_torch, race
 from worker.sampling.wishes import wish_of
 
 CALLS = (
     *("attend", "linear", "linear_int8", "linear_int4", "linear_as_floats", "adapt"),
-    *("maxima", "draw", "code", "whole", "follow"),
+    *("maxima", "penalise", "rank", "draw", "code", "whole", "follow"),
 )
 WISHES: list[dict[str, Any]] = [
     *({"temperature": 0.0}, {}, {"top_k": 900}, {"top_p": 0.9}, {"min_p": 0.01}, {"temperature": 3.0, "top_p": 0.99}),
@@ -49,6 +49,12 @@ class Exhausted(Library):
         before = y.clone()
         self._restore = lambda: y.copy_(before)
         super().adapt(groups, rank, first, x, y)
+        self._restore = lambda: None
+
+    def penalise(self, logits: Tensor, every: Iterable[Seen], maxima: Tensor | None = None) -> None:
+        before = logits.clone()
+        self._restore = lambda: logits.copy_(before)
+        super().penalise(logits, every, maxima)
         self._restore = lambda: None
 
     def _again(self, function: Callable[..., None]) -> Callable[..., None]:

@@ -6,10 +6,11 @@ Owns the C++ and its building. Where there is no compiler, or the kernels do not
 
 from worker.native.adapters import MAX_FACTORS, PackedAdapter
 from worker.native.floats import FloatMatrix
-from worker.native.library import ACTIVATIONS, DTYPES, MAX_HEAD_DIM, MAX_TRIES, STORED_TYPES, TILE_LOGITS, Library
+from worker.native.library import ACTIVATIONS, DTYPES, MAX_HEAD_DIM, STORED_TYPES, Library
+from worker.native.of_logits import MAX_TRIES, TILE_LOGITS
 from worker.native.packed import PackedInt4, PackedInt8, PackedMatrix
 from worker.native.pages import huge_empty
-from worker.native.structures import Step
+from worker.native.structures import Seen, Step
 from worker.native.trial import coding_pays
 from worker.native.trusted import library
 
@@ -27,6 +28,7 @@ __all__ = [
     "PackedInt4",
     "PackedInt8",
     "PackedMatrix",
+    "Seen",
     "Step",
     "coding_pays",
     "huge_empty",

@@ -13,7 +13,7 @@ from torch import Tensor
 from worker.native.floats import FloatMatrix
 from worker.native.library import ACTIVATIONS, Library
 from worker.native.packed import PackedInt4, PackedInt8, PackedMatrix
-from worker.native.structures import Step
+from worker.native.structures import Seen, Step
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 6, 2, 64, 16, 64
 LENGTHS = (1, 17, 600)
@@ -24,8 +24,8 @@ NUM_ROWS = len(LENGTHS) + NUM_CHUNK_TOKENS
 
 
 def agrees_with_torch(library: Library) -> bool:
-    """In both types: norms, turns, gates, and attention over scattered blocks, of single tokens whose past is short and
-    longer than one task takes, and of a chunk of a prompt.
+    """In both types: norms, turns, gates, what becomes of logits, and attention over scattered blocks, of single tokens
+    whose past is short and longer than one task takes, and of a chunk of a prompt.
     """
     generator = torch.Generator().manual_seed(7)
     with torch.inference_mode():
@@ -61,7 +61,7 @@ def _agrees(library: Library, dtype: torch.dtype, generator: torch.Generator) ->
     if not torch.equal(maxima, _maxima(logits)):
         return False
 
-    if not _draws(library):
+    if not (_penalises_and_ranks(library, logits) and _draws(library)):
         return False
 
     if library.has_linear and dtype is torch.bfloat16 and not _multiplies_bfloat16(library, random, near):
@@ -80,6 +80,21 @@ def _agrees(library: Library, dtype: torch.dtype, generator: torch.Generator) ->
     sinks = random(NUM_HEADS).float() * 3
     kinds = ((False, None), (True, None), (False, sinks))
     return all(near(*_attended(library, qkv, random, is_int8, beside)) for is_int8, beside in kinds)
+
+
+def _penalises_and_ranks(library: Library, logits: Tensor) -> bool:
+    x, maxima = logits.clone(), library.maxima(logits)
+    seen, counts = torch.arange(1, 300, 3), torch.arange(100).remainder(3).float()
+    every = [Seen(row, len(seen), seen.data_ptr(), counts.data_ptr(), 1.75, 0.5, 0.25) for row in range(len(x))]
+    library.penalise(x, every, maxima)
+    own = logits[:, seen]
+    own = torch.where(own < 0, own * 1.75, own / 1.75) - 0.25 * counts - 0.5 * (counts > 0)
+    if not (torch.equal(x, logits.index_copy(1, seen, own)) and torch.equal(maxima, _maxima(x))):
+        return False
+    totals, values, tokens = library.rank(x, maxima, 20)
+    expected = x.sort(stable=True, descending=True)
+    are_first = torch.equal(values, expected.values[:, :20]) and torch.equal(tokens, expected.indices[:, :20])
+    return are_first and torch.allclose(totals, x.logsumexp(-1))
 
 
 def _draws(library: Library) -> bool:

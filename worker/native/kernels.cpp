@@ -11,6 +11,8 @@
 #include "coding.h"
 #include "draws.h"
 #include "follow.h"
+#include "penalties.h"
+#include "ranking.h"
 #include "small.h"
 #include "whole.h"
 #include "widened.h"
@@ -89,6 +91,16 @@ int penstock_maxima(const float* logits, int64_t rows, int64_t vocab_size, float
 // The same of half tiles whose logits, at places [count], have changed.
 void penstock_refresh_maxima(const float* logits, int64_t vocab_size, float* maxima, const int64_t* places, int64_t count) {
     refresh_maxima({logits, maxima, vocab_size}, places, count);
+}
+
+// Of logits [.., vocab_size], and their maxima or null, what sequences have ``seen`` [num] is penalised (see penalties.h).
+int penstock_penalise(const void* seen, int64_t num, float* logits, int64_t vocab_size, float* maxima, int threads) {
+    return outcome_of([&] { penalise((const Seen*)seen, num, logits, vocab_size, maxima, threads); });
+}
+
+// The likeliest tokens of rows of logits.
+int penstock_rank(const Rankings* rankings, int threads) {
+    return outcome_of([&] { rank(*rankings, threads); });
 }
 
 // A token for each row.

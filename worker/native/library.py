@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from ctypes import c_float, c_int, c_int64, c_void_p
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from worker.native.floats import FloatMatrix
+from worker.native.of_logits import OfLogits
+from worker.native.outcome import may_fail
 from worker.native.packed import PANEL, Matrix, PackedInt4, PackedInt8, PackedMatrix
 from worker.native.pages import huge_empty
-from worker.native.structures import Draws, Step
+from worker.native.structures import Step
 from worker.native.whole import Following, Network, Pass, Turning
 
 MAX_HEAD_DIM = 1024
@@ -24,20 +24,13 @@ STORED_TYPES = {torch.bfloat16: 1, torch.int8: 2}
 RESULTS = {torch.bfloat16: 0, torch.float32: 1}
 GATED = 2
 """What a product is made into."""
-_NO_MEMORY = 1
-"""See kernels.cpp's Outcome."""
 
 MAX_EXCEPTIONS = 1 / 1024
 """Of the weights of a matrix that is coded, and ALLOWED_EXCEPTIONS besides."""
 ALLOWED_EXCEPTIONS = 64
 
-TILE_LOGITS = 64
-"""Of a tile of the sampler's."""
-MAX_TRIES = 64
-"""Of a row of the sampler's."""
 
-
-class Library:
+class Library(OfLogits):
     """Tensors are bfloat16 or float32, contiguous where nothing else is said; norm weights, cos and sin are float32.
 
     What needs memory beside its results raises MemoryError where there is none; what it was to write counts for nothing
@@ -47,6 +40,7 @@ class Library:
     def __init__(self, path: str) -> None:
         """Raises OSError."""
         loaded = ctypes.CDLL(path)
+        super().__init__(loaded)
         self.path = path
         self._add_norm = loaded.penstock_add_norm
         self._add_norm.argtypes = (c_int, *(c_void_p,) * 5, c_int64, c_int64, c_float, c_int)
@@ -59,15 +53,9 @@ class Library:
         self._linear_int8, self._linear_int4 = loaded.penstock_linear_int8, loaded.penstock_linear_int4
         for function in (self._linear_int8, self._linear_int4):
             function.argtypes = (c_int, c_void_p, c_int64, c_void_p, c_int, c_void_p, c_int)
-        self._maxima = loaded.penstock_maxima
-        self._maxima.argtypes = (c_void_p, c_int64, c_int64, c_void_p, c_int)
-        self._refresh_maxima = loaded.penstock_refresh_maxima
-        self._refresh_maxima.argtypes = (c_void_p, c_int64, c_void_p, c_void_p, c_int64)
-        self._draw = loaded.penstock_draw
-        self._draw.argtypes = (c_void_p, c_int)
-        for function in (self._add_norm, self._turn, self._gate, self._refresh_maxima):
+        for function in (self._add_norm, self._turn, self._gate):
             function.restype = None
-        failing = [self._attend, self._linear_int8, self._linear_int4, self._maxima, self._draw]
+        failing = [self._attend, self._linear_int8, self._linear_int4]
         self.has_tiles = bool(loaded.penstock_has_tiles())
         """Whether they multiply bfloat16 in tiles."""
         self.has_linear = bool(loaded.penstock_has_linear())
@@ -100,8 +88,7 @@ class Library:
         """Columns of a panel of what ``linear_as_floats`` multiplies."""
         self._adapt = loaded.penstock_adapt
         self._adapt.argtypes = (c_void_p, *(c_int64,) * 3, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int)
-        for function in (*failing, self._linear_as_floats, self._adapt):
-            function.restype, function.errcheck = c_int, _checked
+        may_fail(*failing, self._linear_as_floats, self._adapt)
         self.has_adapt = bool(loaded.penstock_has_adapt())
         """Whether ``adapt`` does."""
 
@@ -215,61 +202,6 @@ class Library:
             torch.get_num_threads(),
         )
 
-    def maxima(self, logits: Tensor) -> Tensor:
-        """The largest of each 32 logits, NaN where one is: logits [rows, vocab_size] float32 -> [rows, tiles, 2], two
-        for each tile of 64.
-        """
-        out = logits.new_empty((logits.shape[0], -(-logits.shape[1] // TILE_LOGITS), 2))
-        self._maxima(logits.data_ptr(), *logits.shape, out.data_ptr(), torch.get_num_threads())
-        return out
-
-    def refresh_maxima(self, logits: Tensor, maxima: Tensor, places: Tensor) -> None:
-        """``maxima``, after the logits at ``places`` [count] i64, of all rows end to end, have changed."""
-        self._refresh_maxima(logits.data_ptr(), logits.shape[1], maxima.data_ptr(), places.data_ptr(), len(places))
-
-    def draw(
-        self,
-        logits: Tensor,
-        maxima: Tensor,
-        wishes: bytes,
-        num_tries: int = 1,
-        rows: Sequence[int] | None = None,
-        masks: Sequence[int] = (),
-        num_words: int = 0,
-        forced: Sequence[int] = (),
-    ) -> list[list[int]]:
-        """Tokens from each row of logits [rows, vocab_size] f32, whose ``maxima`` these are: of each row as many as
-        ``num_tries``, at most MAX_TRIES, in the order in which they would be drawn without those before them; of a row
-        that cuts the unlikely off the first one alone. -1 where there are none, or the logits are no distribution.
-        ``wishes``: of each row one, see ``worker.sampling.wishes``; ``rows``: of these alone. ``masks``: of each that
-        is drawn the address of ``num_words`` with a bit for each token that may come (see masks.h), 0 where all may.
-        They are laid over some rows, whose logits and maxima are not to be used without them any more. ``forced``: of
-        each that is drawn the token that comes if none of its logits is NaN or +inf, below 0 where that is to be seen.
-        """
-        num_rows, vocab_size = logits.shape
-        num = num_rows if rows is None else len(rows)
-        chosen = (c_int64 * (num * num_tries))()
-        at = None if rows is None else _array(rows)
-        bits = _array(masks) if masks else None
-        known = _array(forced) if forced else None
-        draws = Draws(
-            rows=num,
-            vocab_size=vocab_size,
-            logits=logits.data_ptr(),
-            maxima=maxima.data_ptr(),
-            wishes=wishes,
-            chosen=ctypes.addressof(chosen),
-            tries=num_tries,
-            at=None if at is None else ctypes.addressof(at),
-            bits=None if bits is None else ctypes.addressof(bits),
-            words=num_words,
-            forced=None if known is None else ctypes.addressof(known),
-        )
-        # Nothing of torch's, whose code is far away behind a step that has read all weights.
-        self._draw(ctypes.addressof(draws), 1 if num == 1 else torch.get_num_threads())
-        tokens = chosen[:]
-        return [tokens[first : first + num_tries] for first in range(0, len(tokens), num_tries)]
-
     def whole_bytes(self, network: Network, num_tokens: int, rank: int) -> int:
         """Of memory that ``whole`` computes so many tokens in, with adapters of such a rank at most."""
         return int(self._whole_bytes(ctypes.addressof(network), num_tokens, rank))
@@ -356,16 +288,3 @@ class Library:
             None if sinks is None else sinks.data_ptr(),
             out.data_ptr(),
         )
-
-
-def _checked(outcome: Any, function: Any, arguments: Any) -> Any:
-    """After each call of what returns an Outcome of kernels.cpp."""
-    if outcome == _NO_MEMORY:
-        raise MemoryError(f"{function.__name__} found no memory")
-    if outcome:
-        raise RuntimeError(f"{function.__name__} failed")
-
-
-def _array(numbers: Sequence[int]) -> ctypes.Array[c_int64]:
-    """For a call; sooner made than a tensor."""
-    return (c_int64 * len(numbers))(*numbers)

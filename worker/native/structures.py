@@ -1,4 +1,4 @@
-"""What the compiled kernels are told of a step and of its draws: structures that they read, and never keep."""
+"""What the compiled kernels are told of a step, its logits and its draws: structures that they read, and never keep."""
 
 from __future__ import annotations
 
@@ -21,6 +21,36 @@ class Draws(ctypes.Structure):
         ("bits", c_void_p),
         ("words", c_int64),
         ("forced", c_void_p),
+    )
+
+
+class Rankings(ctypes.Structure):
+    """ranking.h's struct of the same name."""
+
+    _fields_ = (
+        ("rows", c_int64),
+        ("vocab_size", c_int64),
+        ("places", c_int64),
+        ("logits", c_void_p),
+        ("maxima", c_void_p),
+        ("at", c_void_p),
+        ("totals", c_void_p),
+        ("values", c_void_p),
+        ("tokens", c_void_p),
+    )
+
+
+class Seen(ctypes.Structure):
+    """penalties.h's struct of the same name."""
+
+    _fields_ = (
+        ("row", c_int64),
+        ("count", c_int64),
+        ("tokens", c_void_p),
+        ("num_output", c_void_p),
+        ("repetition", c_float),
+        ("presence", c_float),
+        ("frequency", c_float),
     )
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from policies.terms import Sampling
+from worker.native import Library, Seen
 from worker.transfer import sent
 
 UNWANTED = -1e4
@@ -35,29 +36,44 @@ class Counts:
         left out.
         """
         prompt = np.unique(np.asarray(prompt_token_ids, dtype=np.int64))
-        prompt = prompt[(prompt >= 0) & (prompt < vocab_size)]
-        self._places = {int(token_id): place for place, token_id in enumerate(prompt)}
-        self._token_ids = prompt
-        self._num_output = np.zeros(len(prompt), dtype=np.float32)
+        self._prompt = prompt[(prompt >= 0) & (prompt < vocab_size)]
+        self._token_ids, self._num_tokens = self._prompt, len(self._prompt)
+        self._num_output = np.zeros(len(self._prompt), dtype=np.float32)
+        self._places: dict[int, int] = {}
+        """Of tokens of the output; a dictionary of a long prompt's would take a hundred times its memory."""
         self._num_counted = 0
 
     def twin(self) -> Counts:
         """Of another sequence of the same prompt, before anything of either's output is counted."""
         assert not self._num_counted
         twin = Counts.__new__(Counts)
-        twin._places, twin._token_ids = dict(self._places), self._token_ids.copy()
-        twin._num_output, twin._num_counted = self._num_output.copy(), 0
+        twin._prompt = twin._token_ids = self._prompt  # which nobody writes to
+        twin._num_output, twin._num_tokens = np.zeros(len(self._prompt), dtype=np.float32), len(self._prompt)
+        twin._places, twin._num_counted = {}, 0
         return twin
 
     def update(self, output_token_ids: Sequence[int]) -> None:
         """Count the tokens sampled since the last call. The list only ever grows."""
         for token_id in output_token_ids[self._num_counted :]:
-            place = self._places.setdefault(token_id, len(self._places))
+            place = self._places.get(token_id)
+            if place is None:
+                place = self._places[token_id] = self._new_place(token_id)
+            self._num_output[place] += 1
+        self._num_counted = len(output_token_ids)
+
+    def _new_place(self, token_id: int) -> int:
+        place = self._place_in_prompt(token_id)
+        if place is None:
+            place = self._num_tokens
             if place == len(self._token_ids):
                 self._grow()
             self._token_ids[place] = token_id
-            self._num_output[place] += 1
-        self._num_counted = len(output_token_ids)
+            self._num_tokens += 1
+        return place
+
+    def _place_in_prompt(self, token_id: int) -> int | None:
+        place = int(self._prompt.searchsorted(token_id))
+        return place if place < len(self._prompt) and self._prompt[place] == token_id else None
 
     def _grow(self) -> None:
         room = max(64, len(self._token_ids))
@@ -68,9 +84,14 @@ class Counts:
         """``token_ids`` and ``num_output`` as they would be after these, which are not counted."""
         if not draft_token_ids:
             return self.token_ids, self.num_output
-        places = dict(self._places)
-        at = [places.setdefault(token_id, len(places)) for token_id in draft_token_ids]
-        num_new = len(places) - len(self._places)
+        new: dict[int, int] = {}
+        at = []
+        for token_id in draft_token_ids:
+            place = self._places.get(token_id)
+            if place is None and (place := self._place_in_prompt(token_id)) is None:
+                place = new.setdefault(token_id, self._num_tokens + len(new))
+            at.append(place)
+        num_new = len(new)
         token_ids = np.concatenate([self.token_ids, np.zeros(num_new, dtype=np.int64)])
         num_output = np.concatenate([self.num_output, np.zeros(num_new, dtype=np.float32)])
         token_ids[at] = draft_token_ids
@@ -80,12 +101,12 @@ class Counts:
     @property
     def token_ids(self) -> npt.NDArray[np.int64]:
         """Each token once."""
-        return self._token_ids[: len(self._places)]
+        return self._token_ids[: self._num_tokens]
 
     @property
     def num_output(self) -> npt.NDArray[np.float32]:
         """Occurrences in the output of each of ``token_ids``; 0: in the prompt alone."""
-        return self._num_output[: len(self._places)]
+        return self._num_output[: self._num_tokens]
 
 
 @dataclass(slots=True)
@@ -154,31 +175,28 @@ Adjusted = tuple[int, Adjustments, Sequence[int], Sequence[int]]
 """A row of logits, what it does, its output so far, and the draft that it takes for granted."""
 
 
-def adjust(logits: Tensor, rows: Sequence[Adjusted]) -> Tensor | None:
-    """In place: penalties, then bias and tokens that are not wanted, then forbidden ones.
+def adjust(
+    logits: Tensor, rows: Sequence[Adjusted], kernels: Library | None = None, maxima: Tensor | None = None
+) -> Tensor | None:
+    """In place: penalties, then bias and tokens that are not wanted, then forbidden ones. Penalties by ``kernels``,
+    which leave the ``maxima`` (see Library.maxima) of their rows right, where there are any.
 
-    -> [count] i64: which have changed, of all rows end to end, some more than once; None: whole rows.
+    -> [count] i64: which others have changed, of all rows end to end, some more than once; None: whole rows.
     """
     flat = logits.view(-1)
     changed: list[Tensor] = []
     vocab_size = logits.shape[1]
-    penalised = []
+    penalised: list[_Penalised] = []
     for at, adjustments, output, draft in rows:
         if adjustments.counts is not None:
             adjustments.counts.update(output)
             token_ids, counts = adjustments.counts.with_draft(draft)
             if len(token_ids):
-                penalised.append((at * vocab_size, token_ids, counts, adjustments.sampling))
-    if penalised:
-        lengths = [len(token_ids) for _, token_ids, _, _ in penalised]
-        where = _on(logits, np.concatenate([start + token_ids for start, token_ids, _, _ in penalised]))
-        changed.append(where)
-        num_output = _on(logits, np.concatenate([counts for _, _, counts, _ in penalised]))
-        terms = [(s.repetition_penalty, s.presence_penalty, s.frequency_penalty) for _, _, _, s in penalised]
-        repetition, presence, frequency = _on(logits, np.repeat(np.array(terms, dtype=np.float32).T, lengths, axis=1))
-        seen = flat[where]
-        seen = torch.where(seen < 0, seen * repetition, seen / repetition)
-        flat[where] = seen - frequency * num_output - presence * (num_output > 0)
+                penalised.append((at, token_ids, counts, adjustments.sampling))
+    if penalised and kernels is not None:
+        kernels.penalise(logits, map(_seen, penalised), maxima)
+    elif penalised:
+        changed.append(_penalise(logits, penalised))
 
     biased = [(at * vocab_size, a) for at, a, _, _ in rows if len(a.bias_ids)]
     if biased:
@@ -216,6 +234,30 @@ def adjust(logits: Tensor, rows: Sequence[Adjusted]) -> Tensor | None:
     if are_whole:
         return None
     return torch.cat(changed) if changed else torch.empty(0, dtype=torch.int64, device=logits.device)
+
+
+_Penalised = tuple[int, npt.NDArray[np.int64], npt.NDArray[np.float32], Sampling]
+"""A row of logits, the tokens that it has seen, how often each is in its output, and the penalties for that."""
+
+
+def _seen(penalised: _Penalised) -> Seen:
+    at, token_ids, counts, sampling = penalised
+    penalties = sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty
+    return Seen(at, len(token_ids), token_ids.ctypes.data, counts.ctypes.data, *penalties)
+
+
+def _penalise(logits: Tensor, penalised: Sequence[_Penalised]) -> Tensor:
+    """By torch -> [count] i64: which have changed."""
+    flat, vocab_size = logits.view(-1), logits.shape[1]
+    lengths = [len(token_ids) for _, token_ids, _, _ in penalised]
+    where = _on(logits, np.concatenate([at * vocab_size + token_ids for at, token_ids, _, _ in penalised]))
+    num_output = _on(logits, np.concatenate([counts for _, _, counts, _ in penalised]))
+    terms = [(s.repetition_penalty, s.presence_penalty, s.frequency_penalty) for _, _, _, s in penalised]
+    repetition, presence, frequency = _on(logits, np.repeat(np.array(terms, dtype=np.float32).T, lengths, axis=1))
+    seen = flat[where]
+    seen = torch.where(seen < 0, seen * repetition, seen / repetition)
+    flat[where] = seen - frequency * num_output - presence * (num_output > 0)
+    return where
 
 
 def _on(logits: Tensor, values: npt.NDArray[np.generic]) -> Tensor:
