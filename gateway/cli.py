@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from importlib import import_module
 
@@ -56,11 +57,21 @@ def show_version(context: click.Context, _: click.Parameter, wanted: bool) -> No
         context.exit()
 
 
+def _have_standard_streams() -> None:
+    """Where whoever started this has closed some, the next files that are opened, such as a socket, would be taken for
+    them: by what is logged, and by processes that are started."""
+    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDWR)  # it becomes the lowest that is free
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115
+
+
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=show_version, help="Say which one."
 )
 def main() -> None:
     """An OpenAI-compatible LLM gateway with its inference engine in the box."""
+    _have_standard_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # names and answers have characters that a terminal's encoding may not

@@ -68,9 +68,10 @@ class Serving:
 
 
 @contextlib.asynccontextmanager
-async def serving(*arguments: object, cwd: Path, **environ: str) -> AsyncIterator[Serving]:
+async def serving(*arguments: object, cwd: Path, by: tuple[str, ...] = (), **environ: str) -> AsyncIterator[Serving]:
+    """``by``: what starts it, if not this process itself."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "serve", "--port", "0", *map(str, arguments)),
+        *(*by, sys.executable, "-m", "gateway", "serve", "--port", "0", *map(str, arguments)),
         cwd=cwd,
         env={**ENVIRON, **environ},
         stdout=subprocess.PIPE,
@@ -110,6 +111,14 @@ async def test_the_first_start_shows_its_keys_and_the_second_does_not(tmp_path):
         assert len(house.lines) == 1
         status, _ = await house.end(signal.SIGINT)
     assert status == 0
+
+
+async def test_it_serves_where_other_standard_streams_than_its_output_are_closed(tmp_path):
+    closing = ("bash", "-c", 'exec "$@" <&- 2>&-', "bash")
+    async with serving(cwd=tmp_path, by=closing) as house:
+        async with aiohttp.ClientSession() as session, session.get(f"{house.url}/readyz") as response:
+            assert response.status == 200
+        assert (await house.end(signal.SIGTERM))[0] == 0
 
 
 async def test_a_stopped_gateway_leaves_no_worker_and_no_socket(tmp_path):
