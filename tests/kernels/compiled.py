@@ -198,6 +198,15 @@ def test_attention_of_recorded_steps_with_chunks(compiled, group, kept):
     indirect=["compiled"],
 )
 def test_four_bit_matrices(compiled, dtype, group, num_tokens):
+    four_bits(dtype, group, num_tokens)
+
+
+@pytest.mark.parametrize("compiled", [89], indirect=True)
+def test_four_bit_matrices_of_wide_numbers_where_there_is_least_memory(compiled):
+    four_bits(torch.float32, 128, 100)
+
+
+def four_bits(dtype: torch.dtype, group: int, num_tokens: int) -> None:
     form = Int4(torch.zeros(256, 1024, dtype=torch.uint8), *torch.zeros(2, 256, 2048 // group), group)
     CudaInt4Linear(form, torch.zeros(256, dtype=dtype))(torch.zeros(num_tokens, 2048, dtype=dtype))
 
@@ -229,18 +238,21 @@ def test_many_tokens_times_int8(compiled):
 
 @pytest.mark.parametrize(
     ("compiled", "kind", "dtype", "num_tokens"),
-    in_turn(
-        (torch.bfloat16, torch.bfloat16, 1),
-        (torch.float16, torch.float16, 160),
-        (torch.bfloat16, torch.bfloat16, 600),
-        (torch.int8, torch.bfloat16, 80),
-        (torch.float8_e4m3fn, torch.bfloat16, 80),
-        (torch.int8, torch.bfloat16, 600),
-        (torch.uint8, torch.bfloat16, 1),
-        (torch.uint8, torch.bfloat16, 80),
-        (torch.uint8, torch.bfloat16, 600),
-        (torch.float32, torch.float32, 600),
-    ),
+    [
+        *in_turn(
+            (torch.bfloat16, torch.bfloat16, 1),
+            (torch.float16, torch.float16, 160),
+            (torch.bfloat16, torch.bfloat16, 600),
+            (torch.int8, torch.bfloat16, 80),
+            (torch.float8_e4m3fn, torch.bfloat16, 80),
+            (torch.int8, torch.bfloat16, 600),
+            (torch.uint8, torch.bfloat16, 1),
+            (torch.uint8, torch.bfloat16, 80),
+            (torch.uint8, torch.bfloat16, 600),
+            (torch.float32, torch.float32, 600),
+        ),
+        (89, torch.uint8, torch.float32, 600),
+    ],
     indirect=["compiled"],
 )
 def test_experts(compiled, monkeypatch, kind, dtype, num_tokens):

@@ -17,6 +17,7 @@ from worker.models.architecture import Activation, Mixture
 from worker.models.stacks import Stack
 from worker.models.triton_ops import TritonOps
 from worker.triton import experts as kernels
+from worker.triton.cut import STEP_BYTES
 from worker.triton.device import float8_as, multiplies, num_processors
 
 _SORTED_AT_ONCE = (128, 1024)
@@ -141,6 +142,8 @@ class CudaExperts:
         outputs = 64
         if not self._is_repeatable:
             outputs = outputs_at_once(num_pairs, num_experts, num_outputs, num_matrices, num_processors(x.device))
+        if stack.group * x.element_size() > STEP_BYTES:
+            outputs = min(outputs, 64)
         tile = Tile.of(size, outputs, num_matrices, stack, x.element_size())
         is_of_rows = stack.scales is not None and not stack.group
         kind, as_loaded = float8_as(stack.matrices)

@@ -73,7 +73,8 @@ class CudaInt4Linear:
         y = x.new_empty((num_tokens, num_outputs), dtype=dtype)
         if not num_tokens:
             return y
-        cut = Cut.of(num_tokens, num_outputs, self.in_features // form.group, _LEAST_GROUPS, x.device)
+        num_groups, group_bytes = self.in_features // form.group, form.group * x.element_size()
+        cut = Cut.of(num_tokens, num_outputs, num_groups, _LEAST_GROUPS, group_bytes, x.device)
         parts, bias, joins = parts_of(y, cut), x if self._bias is None else self._bias, cut.num_splits > 1
         int4_kernels.multiply[cut.grid](
             form.codes, form.scales, form.offsets, x, bias, parts, num_tokens, num_outputs, self.in_features,

@@ -66,7 +66,8 @@ class CudaScaledLinear:
         if self._rounds and num_tokens >= ROUNDED_TOKENS:
             return self._rounded(x, y)
         block_k = _BLOCK_BYTES // x.element_size()
-        cut = Cut.of(num_tokens, num_outputs, triton.cdiv(self.in_features, block_k), _LEAST_BLOCKS, x.device)
+        num_blocks = triton.cdiv(self.in_features, block_k)
+        cut = Cut.of(num_tokens, num_outputs, num_blocks, _LEAST_BLOCKS, _BLOCK_BYTES, x.device)
         parts, bias, joins = parts_of(y, cut), x if self._bias is None else self._bias, cut.num_splits > 1
         kernels.multiply[cut.grid](
             self._codes, self._scales, x, bias, parts, num_tokens, num_outputs, self.in_features, x.stride(0),
