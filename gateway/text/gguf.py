@@ -50,6 +50,14 @@ _TEKKEN = _Cut(
 _GPT4O = _Cut(
     (rf"{_BEFORE}{_UPPER}*{_LOWER}+{_ENDING}|{_BEFORE}{_UPPER}+{_LOWER}*{_ENDING}|\p{{N}}{{1,3}}{_CASED_REST}",),
 )
+_NOT_HAN = r"&&[^\p{Han}]]"
+_KIMI_UPPER, _KIMI_LOWER = (f"{kinds.removesuffix(']')}{_NOT_HAN}" for kinds in (_UPPER, _LOWER))
+_KIMI = _Cut(
+    (
+        rf"\p{{Han}}+|{_BEFORE}{_KIMI_UPPER}*{_KIMI_LOWER}+{_ENDING}|{_BEFORE}{_KIMI_UPPER}+{_KIMI_LOWER}*{_ENDING}"
+        rf"|\p{{N}}{{1,3}}{_REST}",
+    )
+)
 _GPT2_ALONE = _Cut((_GPT2,))
 _DIGITS = _Cut((r"\p{N}", _GPT2))
 _HAN = "[一-龥ࠀ-一가-퟿]+"
@@ -77,6 +85,7 @@ _CUTS = {
             r"|\s+(?!\S)|\s+",
         )
     ),
+    "kimi-k2": _KIMI,
     "viking": _Cut((r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}")),
     "tekken": _TEKKEN,
     "gpt-4o": _GPT4O,

@@ -130,6 +130,7 @@ WORDS = {
     "deepseek-coder": "I|'|ll| say|:| |你好|，|世界|!| x|2|3|4|5| = | y|\r|\n|\tÇa| va|?| (|ok|)| HTTP|3",
     "deepseek-v3": "I|'ll| say|:| |你好|，|世界|!| x|234|5| =| y|\r\n|\tÇa| va|?| (|ok|)| HTTP|3",
     "seed-coder": "I|'ll| say|:| 你好|，世界|!| x|2|3|4|5| =| | y|\r\n|\tÇa| va|?| (|ok|)| HTTP|3",
+    "kimi-k2": "I'll| say|:| |你好|，|世界|!| x|234|5| =| | y|\r\n|\tÇa|和|あ| va|?| (|ok|)| HTTP|3",
     "viking": "I'll| say:| 你好|，|世界|!| x|2|3|4|5| =| | y|\r\n\t|Ça| va|? (|ok|)| HTTP|3",
     "refact": "I|'ll| say|:| 你好|，|世界|!| x|2|3|4|5| =| | y|\r\n|\t|Ça| va|?| (|ok|)| HTTP|3",
 }

@@ -126,7 +126,8 @@ def write(
     max_tensors: int = 0,
 ) -> Any:
     """``model`` as a GGUF of this architecture; afterwards it has the weights that the file means. ``kinds``: how
-    matrices are stored, by the last part of their name in the file ("attn_q"), "experts" for theirs, "" for all others.
+    matrices are stored, by the last part of their name in the file ("attn_q"), "experts" for theirs, "" for all others;
+    with "ffn_gate_up_exps" gates and what they open are one.
     ``experts_apart``: each has tensors of its own, as in old files. ``max_tensors``: in parts of so many each, which
     have their names of ``path``."""
     kinds = {"": kinds} if isinstance(kinds, str) else kinds
@@ -207,7 +208,9 @@ def _write_experts(
     """[num_experts, out, in], where gates and what they open stand one behind the other; or, where there are biases
     (gpt-oss), [num_experts, in, out] and in turns."""
     _, _, index, *_, last = name.split(".")
-    names = ("ffn_gate", "ffn_up") if last.startswith("gate_up_proj") else ("ffn_down",)
+    names: tuple[str, ...] = ("ffn_gate", "ffn_up") if last.startswith("gate_up_proj") else ("ffn_down",)
+    if last == "gate_up_proj" and "ffn_gate_up_exps" in kinds:
+        names = ("ffn_gate_up",)
     parts = parameter.chunk(len(names), dim=1)
     if are_biased:
         outermost = parameter.transpose(1, -1)

@@ -64,6 +64,14 @@ def test_gates_and_what_they_open_may_be_of_different_kinds(tmp_path):
     torch.testing.assert_close(logits_of(tmp_path / "model.gguf"), oracle_logits(model, TOKEN_IDS), atol=1e-3, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["mixtral", "deepseek2", "deepseek3"])
+def test_gates_and_what_they_open_may_be_one_tensor(tmp_path, name):
+    architecture, changes = MODELS[name]
+    model = gguf_files.a_model(architecture, **changes)
+    gguf_files.write(tmp_path / "model.gguf", architecture, model, {"ffn_gate_up_exps": "Q4_0"})
+    torch.testing.assert_close(logits_of(tmp_path / "model.gguf"), oracle_logits(model, TOKEN_IDS), atol=1e-3, rtol=0)
+
+
 def test_a_message_of_gpt_oss_ends_no_answer(tmp_path):
     tokens = ["<|endoftext|>", "<|return|>", "<|end|>", "<|call|>", "<|start|>"] + [f"t{i}" for i in range(91)]
     metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [3] * 5 + [1] * 91}

@@ -53,6 +53,8 @@ _WHOLE = {"self_attn.sinks": "attn_sinks.weight", "mlp.gate.e_score_correction_b
 _OF_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
 _OF_EXPERTS = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
 _OF_EXPERTS |= {"w1": "ffn_gate", "w3": "ffn_up", "w2": "ffn_down"}
+_GATES_AND_UPS, _UPS = "ffn_gate_up_exps.weight", (".up_proj.weight", ".w3.weight")
+"""Where a file has what opens and what is opened in one tensor, and of these the second."""
 _OF_STACK = re.compile(r"layers\.(\d+)\.mlp\.experts\.(\w+_proj)(_bias)?")
 _OF_STACKS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "down_proj": ("ffn_down_exps",)}
 """Of all experts in one tensor: those whose rows it has in turns."""
@@ -151,10 +153,13 @@ class GgufSource(FileSource):
         """The kind of its blocks, and [rows, bytes of a row] uint8."""
         own, expert = self._named(name)
         mixture = self._architecture.mixture
-        place = self._place(own, shape if expert is None or mixture is None else (mixture.num_experts, *shape))
+        times = 2 if own.endswith(_GATES_AND_UPS) else 1
+        in_file = shape if expert is None or mixture is None else (mixture.num_experts, times * shape[0], *shape[1:])
+        place = self._place(own, in_file)
         raw = self._file.raw(place)
         if expert is not None:
-            raw = raw[expert].view(shape[0], -1)
+            gates_first = raw[expert].view(times * shape[0], -1)
+            raw = gates_first[-shape[0] :] if name.endswith(_UPS) else gates_first[: shape[0]]
         if self._is_permuted and re.search(r"\.self_attn\.[qk]_proj\.", name):
             raw = self._unpermuted(raw if len(shape) > 1 else raw.view(shape[0], -1)).reshape(raw.shape)
         return place.kind.name, raw
@@ -239,6 +244,9 @@ class GgufSource(FileSource):
         alone = f"blk.{index}.{name}.{expert}.{ending}"
         if alone in self._file.header.tensors:
             return alone, None
+        both = f"blk.{index}.{_GATES_AND_UPS}"
+        if name != "ffn_down" and both in self._file.header.tensors:
+            return both, expert
         return f"blk.{index}.{name}_exps.{ending}", expert
 
 
