@@ -1,4 +1,4 @@
-"""Lines on their way to standard error: a thread writes them, so that whoever reads them may stall.
+"""Lines on their way to standard error or output: a thread writes them, so that whoever reads them may stall or leave.
 
 A full pipe, or a terminal that is stopped, would else hold the event loop, and with it every answer. What waits is
 bounded. What finds no room is dropped and counted, until all that waits is written and a line has said how much it was.

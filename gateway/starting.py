@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -58,15 +59,20 @@ def serve(
     import uvloop
 
     from gateway import telemetry
+    from gateway.backlog import Backlog
 
     telemetry.log_to_stderr(loaded.log)
     open_files.take()
-    uvloop.run(serving(loaded))
+    shown = Backlog(sys.stdout, lambda num_lost: "")
+    try:
+        uvloop.run(serving(loaded, lambda line: shown.write(f"{line}\n")))
+    finally:
+        shown.drain(telemetry.LAST_S)
 
 
-async def serving(loaded: settings.Settings) -> None:
-    """Until a signal ends it. What is imported here takes as long as what a worker imports, and both are done at
-    once."""
+async def serving(loaded: settings.Settings, announce: Callable[[str], None]) -> None:
+    """Until a signal ends it. ``announce``: as for ``app.serve``. What is imported here takes as long as what a worker
+    imports, and both are done at once."""
     import asyncio
 
     from gateway.doors import Stop
@@ -84,7 +90,7 @@ async def serving(loaded: settings.Settings) -> None:
             return
         serve_all = processes.serve if loaded.server.processes > 1 else app.serve
         try:
-            await serve_all(loaded, os.environ, click.echo, launcher, stop=stop)
+            await serve_all(loaded, os.environ, announce, launcher, stop=stop)
         except app.BAD_STARTS as error:
             telemetry.say(f"penstock: {error}")
             sys.exit(BAD_START)

@@ -24,6 +24,7 @@ import demo
 from gateway import doctor
 from policies import settings
 from tests.builders import PATIENCE_S, ROOT
+from tests.ports import free_port
 
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")} | {
     "PYTHONPATH": str(ROOT),
@@ -119,6 +120,46 @@ async def test_it_serves_where_other_standard_streams_than_its_output_are_closed
         async with aiohttp.ClientSession() as session, session.get(f"{house.url}/readyz") as response:
             assert response.status == 200
         assert (await house.end(signal.SIGTERM))[0] == 0
+
+
+@pytest.mark.parametrize("is_stalled", [False, True])
+async def test_it_serves_where_nobody_reads_what_it_shows(tmp_path, is_stalled):
+    reads, writes = os.pipe()
+    if is_stalled:
+        os.set_blocking(writes, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writes, b"." * 512)
+        os.set_blocking(writes, True)
+    else:
+        os.close(reads)
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "serve", "--port", str(port)),
+        cwd=tmp_path,
+        env=ENVIRON,
+        stdout=writes,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        async with aiohttp.ClientSession() as session, asyncio.timeout(2 * PATIENCE_S):
+            status = 0
+            while status != 200:
+                assert process.returncode is None
+                with contextlib.suppress(aiohttp.ClientConnectionError):
+                    async with session.get(f"http://127.0.0.1:{port}/readyz") as response:
+                        status = response.status
+                await asyncio.sleep(0.05)
+            async with session.get(f"http://127.0.0.1:{port}/healthz") as response:
+                assert response.status == 200
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        for descriptor in (writes, reads)[: 2 if is_stalled else 1]:
+            os.close(descriptor)
 
 
 async def test_a_stopped_gateway_leaves_no_worker_and_no_socket(tmp_path):
