@@ -293,6 +293,16 @@ def test_ranks_that_the_model_cannot_be_shared_among_are_refused(tmp_path, sourc
     assert "Expected `int` >= 1 - at `$.engine.tensor_parallel`" in refusal(tmp_path, source, tensor_parallel=0)
 
 
+def test_an_encoder_on_several_ranks_is_refused_for_them_and_not_for_what_it_is(tmp_path):
+    checkpoint(tmp_path / "encoder", "BertModel")
+    for layout in ({"tensor_parallel": 2}, {"pipeline_parallel": 2}):
+        sentence = refusal(tmp_path, tmp_path / "encoder", **layout)
+        assert sentence.endswith(
+            "bert is an encoder, and served on one rank: engine.tensor_parallel and engine.pipeline_parallel do not"
+            " reach it"
+        )
+
+
 def test_what_only_another_rank_finds_wrong_is_said_by_the_worker(tmp_path, source):
     broken = tmp_path / "broken"
     broken.mkdir()

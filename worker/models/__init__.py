@@ -2,7 +2,7 @@
 
 from worker.models.architecture import Architecture
 from worker.models.decoder import Decoder
-from worker.models.encoders import Encoder, is_encoder, load_encoder, read_encoder
+from worker.models.encoders import Encoder, is_encoder, load_encoder, read_encoder, refuse_encoder
 from worker.models.errors import ModelError
 from worker.models.finite import not_finite
 from worker.models.footprint import held_bytes
@@ -48,5 +48,6 @@ __all__ = [
     "read_architecture",
     "read_encoder",
     "read_facts",
+    "refuse_encoder",
     "refuse_foreign",
 ]

@@ -44,6 +44,16 @@ def is_encoder(path: Path) -> bool:
     return isinstance(kind, str) and kind in TYPES and not name.endswith(("ForCausalLM", "LMHeadModel"))
 
 
+def refuse_encoder(path: Path) -> None:
+    """Raises ModelError where it is one: it cannot be shared out."""
+    if is_encoder(path):
+        kind = read_json(path / "config.json")["model_type"]
+        raise ModelError(
+            f"{kind} is an encoder, and served on one rank: engine.tensor_parallel and engine.pipeline_parallel do not"
+            " reach it"
+        )
+
+
 class Encoder:
     """Texts to hidden states, or to a score each."""
 

@@ -15,7 +15,16 @@ from worker.budget import OutOfMemory
 from worker.devices import own_turn
 from worker.inputs import Span
 from worker.loading import load_model
-from worker.models import Decoder, Layout, ModelError, Shard, path_of, read_architecture, refuse_foreign
+from worker.models import (
+    Decoder,
+    Layout,
+    ModelError,
+    Shard,
+    path_of,
+    read_architecture,
+    refuse_encoder,
+    refuse_foreign,
+)
 from worker.parallel.adapters import Shared
 from worker.parallel.control import Begin, Loaded, Meet, Room, Step, Unable
 from worker.parallel.duty import Duty
@@ -67,6 +76,7 @@ class ParallelRunner:
         layout = layout_of(settings.engine)
         # Found once, so that nothing is downloaded several times at once.
         path = path_of(settings.source)
+        refuse_encoder(path)
         refuse_foreign(path)
         architecture = read_architecture(path)
         for rank in range(layout.num_ranks):
