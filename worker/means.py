@@ -62,8 +62,8 @@ def _means_with(
             from worker.attention.paged import TritonAttention
             from worker.models.triton_ops import TritonOps
 
-            if TritonAttention.serves(cache, architecture.num_heads):
-                return TritonAttention(cache, scores, architecture.num_heads), TritonOps()
+            if TritonAttention.serves(cache, architecture.num_heads, model.dtype):
+                return TritonAttention(cache, scores, architecture.num_heads, dtype=model.dtype), TritonOps()
             return GatheredAttention(cache, scores), TritonOps()
         return GatheredAttention(cache, scores), TorchOps()
     if kernels is None:
@@ -82,8 +82,8 @@ def _repeatable_means(model: Decoder, cache: KVCache, scores: Scores, kernels: L
         from worker.attention.paged import TritonAttention
         from worker.models.triton_ops import TritonOps
 
-        if TritonAttention.serves(cache, num_heads):
-            return TritonAttention(cache, scores, num_heads, is_repeatable=True), TritonOps()
+        if TritonAttention.serves(cache, num_heads, model.dtype):
+            return TritonAttention(cache, scores, num_heads, is_repeatable=True, dtype=model.dtype), TritonOps()
         return RepeatableAttention(cache, scores), TritonOps()
     attends = kernels is not None and NativeAttention.serves(cache, model.dtype)
     operates = kernels is not None and NativeOps.serves(model.architecture, model.dtype)

@@ -143,8 +143,9 @@ def test_heads_on_their_way_into_the_pool(compiled, dtype, kept, qk_norm):
 
 
 @pytest.mark.parametrize("compiled", [89], indirect=True)
-def test_attention_of_wide_numbers_where_there_is_least_memory(compiled):
-    attend(compiled, torch.float32, 7, 200, 64, 0)
+@pytest.mark.parametrize(("kept", "group", "head_dim"), [(torch.float32, 7, 64), (torch.int8, 4, 128)])
+def test_attention_of_wide_numbers_where_there_is_least_memory(compiled, kept, group, head_dim):
+    attend(compiled, kept, group, 200, head_dim, 0, is_wide=True)
 
 
 @pytest.mark.parametrize("compiled", [89], indirect=True)
@@ -158,15 +159,16 @@ def test_as_many_heads_as_share_keys_have_room_where_there_is_least_memory(compi
 
 
 def attend(
-    compiled: list[tuple[str, Any]], dtype: torch.dtype, group: int, num_tokens: int, head_dim: int, window: int
+    compiled: Any, kept: torch.dtype, group: int, num_tokens: int, head_dim: int, window: int, is_wide: bool = False
 ) -> None:
-    scaled = dtype.itemsize == 1 and window == 0
-    cache = KVCache(KVShape(1, 2, head_dim), 300, 16, dtype, CPU, scaled=scaled)
+    dtype = torch.float32 if is_wide else torch.bfloat16 if kept.itemsize == 1 else kept
+    scaled = kept.itemsize == 1 and window == 0
+    cache = KVCache(KVShape(1, 2, head_dim), 300, 16, kept, CPU, scaled=scaled)
     sinks = (torch.zeros(2 * group),) if group == 7 else ()
     scores = Scores(0.1, (window,), 5.0 if window else 0.0, sinks)
-    backend = TritonAttention(cache, scores, 2 * group, num_processors=132)
+    backend = TritonAttention(cache, scores, 2 * group, num_processors=132, dtype=dtype)
     extents = [Extent(0, num_tokens, 4000, range(270))]
-    heads = torch.zeros(num_tokens, 2 * group + 4, head_dim, dtype=torch.bfloat16 if dtype.itemsize == 1 else dtype)
+    heads = torch.zeros(num_tokens, 2 * group + 4, head_dim, dtype=dtype)
     backend.plan(extents, slots_of(extents, 16)).attend(0, *heads.split((2 * group, 2, 2), 1))
     assert {name for name, _ in compiled} >= {"write", "attend"}
 

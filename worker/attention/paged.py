@@ -51,11 +51,13 @@ class TritonAttention(Fixing):
         varlen_attn: Varlen | None = None,
         tensor_scales: Sequence[tuple[float, float]] = (),
         is_repeatable: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """num_processors: of the device (0: as it says itself). varlen_attn: computes whole prompts in one launch
         (None: torch's does, on the devices that it is for). tensor_scales: by layer, of keys and of values, for a
         float8 pool without scales of its own. is_repeatable: a row gets the same bits whatever else is in the step, and
-        however its sequence is cut into steps.
+        however its sequence is cut into steps. dtype: of the queries (None: the pool's, or two bytes where it has
+        codes).
         """
         if is_repeatable:
             max_splits = 1
@@ -72,7 +74,7 @@ class TritonAttention(Fixing):
             self.group,
             self.num_kv_heads,
             self.head_dim,
-            cache.keys[0].dtype.itemsize,
+            _itemsize(cache, dtype),
             0 if 0 in windows else max(windows),
             num_processors or processors_of(cache.keys[0].device),
             max_splits,
@@ -84,10 +86,10 @@ class TritonAttention(Fixing):
         self._scratch = self._none = self._fresh(0)
 
     @staticmethod
-    def serves(cache: KVCache, num_heads: int) -> bool:
-        """Whether the kernels can read this pool."""
+    def serves(cache: KVCache, num_heads: int, dtype: torch.dtype | None = None) -> bool:
+        """Whether the kernels can read this pool; ``dtype`` as for one."""
         num_kv_heads, _, head_dim = cache.keys[0].shape
-        most = num_kv_heads * MAX_GROUP // Tile.pressure(head_dim, cache.keys[0].dtype.itemsize)
+        most = num_kv_heads * MAX_GROUP // Tile.pressure(head_dim, _itemsize(cache, dtype))
         known = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
         if cache.key_scales[0] is not None:
             known.append(torch.int8)
@@ -184,3 +186,9 @@ class TritonAttention(Fixing):
             torch.empty((size, self.head_dim), device=device),
             torch.empty((size, 2), device=device),
         )
+
+
+def _itemsize(cache: KVCache, dtype: torch.dtype | None) -> int:
+    """Of a key's numbers, for which tiles must have room: codes become as wide as queries are. Of two bytes they have
+    room beside the codes."""
+    return max(cache.keys[0].dtype.itemsize, 4 if dtype is torch.float32 else 1)

@@ -37,7 +37,7 @@ class Tile:
     keys: int
     """At once."""
     itemsize: int
-    """Of a key's numbers."""
+    """Of a key's numbers; 4 where codes become float32."""
 
     @property
     def is_small(self) -> bool:
