@@ -254,6 +254,7 @@ def test_many_tokens_times_int8(compiled):
             (torch.float32, torch.float32, 600),
         ),
         (89, torch.uint8, torch.float32, 600),
+        (89, torch.int8, torch.float32, 80),
     ],
     indirect=["compiled"],
 )

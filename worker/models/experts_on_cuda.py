@@ -49,7 +49,8 @@ class Tile:
         if stack.group:
             inputs, itemsize = stack.group, 0.5
         else:
-            inputs = _ROW_BYTES // (max(int(itemsize), x_itemsize) if is_large else int(itemsize))
+            is_wide = is_large or x_itemsize > 2
+            inputs = _ROW_BYTES // (max(int(itemsize), x_itemsize) if is_wide else int(itemsize))
         stage_bytes = inputs * (pairs * x_itemsize + num_matrices * outputs * itemsize)
         num_stages = max(2, min(3 if is_large else 4, int(_STAGE_BYTES / stage_bytes)))
         return cls(pairs, outputs, inputs, num_stages, 8 if is_large else 4)
