@@ -1,16 +1,18 @@
-"""Does a stream stand still beside an answer whose rules nobody can follow?
+"""Does a stream stand still beside an answer whose rules nobody can follow, or whose schema takes long?
 
-    python -m benchmarks.grammar_rules --rules 80 150 200
+    python -m benchmarks.grammar_rules --rules 80 150 200 --lists 20 30 44
 
 One engine on the CPU with a small random model and the vocabulary of ``benchmarks.grammar``: a stream of so many tokens
 alone, then beside a request that brings a grammar in Lark. Its rules are ambiguous behind two letters, so that nothing
-of it shows in the first mask: ``s: a0 s | s a0 | a1 s | ...``, each of the others a letter or nothing. Of each stream
+of it shows in the first mask: ``s: a0 s | s a0 | a1 s | ...``, each of the others a letter or nothing. Or it brings a
+schema whose definitions are each a list of any of them, or a text with a pattern that has many states. Of each stream
 its largest gap between two tokens, and what became of the other answer.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
@@ -31,6 +33,7 @@ from worker.runner import Runner
 from worker.sampler import Sampler
 
 PROMPT = [*range(5, 17)]
+PATTERNS = ["^.*a.{15}$", "^(\\w+\\s?){1,50}$"]
 MAX_S = 300.0
 """For one answer; then it is cancelled."""
 
@@ -39,6 +42,13 @@ def ambiguous(num_rules: int) -> str:
     names = range(num_rules)
     ways = " | ".join(f"a{name} s | s a{name}" for name in names)
     return f'start: "qz" s\ns: {ways} | "a"\n' + "".join(f'a{name}: /[a-z ]/ | ""\n' for name in names)
+
+
+def lists(num_lists: int) -> str:
+    names = [f"d{number}" for number in range(num_lists)]
+    items = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in names]}
+    defs = {name: {"type": "array", "items": items, "minItems": 2} for name in names}
+    return json.dumps({"$defs": defs, "$ref": "#/$defs/d0"})
 
 
 class Bench:
@@ -53,10 +63,10 @@ class Bench:
         self._boarding = Boarding(self._engine, None, perf_counter, grammars)
 
     def gap_s(self, num_tokens: int, rules: wire.Grammar | None = None) -> tuple[float, str]:
-        """The largest of a stream, and how the answer that has these rules ended."""
+        """The largest of a stream, and how the answer that is held to this ended."""
         self._add(wire.Submit("plain", PROMPT, Sampling(num_tokens, ignore_eos=True)))
         if rules is not None:
-            self._add(wire.Submit("held", PROMPT, Sampling(50), grammar=rules))
+            self._add(wire.Submit("held", PROMPT, Sampling(50, top_k=1000), grammar=rules))
         began_at = last_at = perf_counter()
         largest, ended = 0.0, "" if rules is not None else "-"
         is_written = False
@@ -84,7 +94,9 @@ class Bench:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rules", type=int, nargs="+", default=[80, 150, 200], help="how many others s has")
+    parser.add_argument("--rules", type=int, nargs="*", default=[80, 150, 200], help="how many others s has")
+    parser.add_argument("--lists", type=int, nargs="*", default=[20, 30, 44], help="how many definitions a schema has")
+    parser.add_argument("--patterns", nargs="*", default=PATTERNS, help="of a text")
     parser.add_argument("--tokens", type=int, default=4000, help="of the stream")
     parser.add_argument("--shape", default="S")
     parser.add_argument("--threads", type=int, default=2)
@@ -94,9 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         bench = Bench(given.shape, given.threads, executor)
         bench.gap_s(50)
         print(f"alone: {1e3 * bench.gap_s(given.tokens)[0]:.0f} ms")
-        for num_rules in given.rules:
-            gap_s, ended = bench.gap_s(given.tokens, wire.Grammar("lark", ambiguous(num_rules)))
-            print(f"{num_rules} rules: {1e3 * gap_s:.0f} ms; {ended}", flush=True)
+        held = {f"{num} rules": wire.Grammar("lark", ambiguous(num)) for num in given.rules}
+        held |= {f"{num} lists": wire.Grammar("json_schema", lists(num)) for num in given.lists}
+        for pattern in given.patterns:
+            held[pattern] = wire.Grammar("json_schema", json.dumps({"type": "string", "pattern": pattern}))
+        for name, grammar in held.items():
+            gap_s, ended = bench.gap_s(given.tokens, grammar)
+            print(f"{name}: {1e3 * gap_s:.0f} ms; {ended}", flush=True)
 
 
 if __name__ == "__main__":

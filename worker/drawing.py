@@ -137,8 +137,12 @@ class Drawing:
         except Exception as error:
             self._stumble(error, sequences, faults)
             return
+        late = self._mask_maker.take_late(sequences) if self._mask_maker is not None else ()
         drafts = [sequence.draft_token_ids for sequence in sequences]
-        draws.append(Draw(sequences, [sequence.expect() for sequence in sequences], drafts, pending))
+        positions = [-1 if sequence in late else sequence.expect() for sequence in sequences]
+        draws.append(Draw(sequences, positions, drafts, pending))
+        for sequence in late:
+            self._put_back(sequence)
 
     def _stumble(self, error: Exception, sequences: list[Sequence], faults: Faults) -> None:
         """Sampling failed for these. One alone is to blame, unless memory was short and is not for the first time; of

@@ -298,7 +298,7 @@ class Engine:
         return work._replace(num_draft_tokens=num_drafted) if num_drafted else work
 
     def _put_back(self, sequence: Sequence) -> None:
-        self._scheduler.preempt(sequence, self._now())
+        self._scheduler.put_back(sequence, self._now())
 
     def _commit(self, batch: list[tuple[Sequence, int]], now: float) -> tuple[list[Sequence], list[int]]:
         """Note what is computed, but for drafts. Returns the sequences to sample, and the rows of the logits."""

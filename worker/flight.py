@@ -42,7 +42,7 @@ class Draw:
 
     sequences: Run[Sequence]
     positions: list[int]
-    """Of the first of each one's tokens."""
+    """Of the first of each one's tokens; below 0: none is, of one that is drawn again."""
     drafts: list[list[int]]
     pending: Pending | Sampled
 
@@ -56,7 +56,8 @@ class Draw:
                 if token_ids[end - 1] != token_id:
                     break
                 end += 1
-            yield Gain(sequence, position, draft, token_ids[at:end], logprobs[at:end])
+            if position >= 0:
+                yield Gain(sequence, position, draft, token_ids[at:end], logprobs[at:end])
             at += 1 + len(draft)
 
 

@@ -60,7 +60,7 @@ class Scheduler:
         self.num_cached_tokens = 0
         self.num_prompt_tokens = 0
         """See ``wire.Stats``."""
-        self._pool = pool
+        self._pool, self._block_size = pool, block_size
         self.limits = limits
         self._by_arrival: dict[int, Sequence] = {}
         self._aside: set[Sequence] = set()
@@ -200,6 +200,17 @@ class Scheduler:
         if sequence.request.leader is sequence:
             sequence.request.leader = None
         insort(self.waiting, sequence, key=_place)
+
+    def put_back(self, sequence: Sequence, now: float) -> None:
+        """Nothing was drawn behind its last token: that is computed again, with what else is in its block."""
+        if sequence.guide is not None and sequence.guide.is_aside:
+            self._aside.add(sequence)
+        sequence.draft_token_ids = []
+        num_kept = self._tables.num_usable(sequence, (len(sequence.token_ids) - 1) // self._block_size)
+        if num_kept:
+            self._tables.cut(sequence, num_kept, now)
+        else:
+            self.preempt(sequence, now)
 
     def ended_aside(self) -> list[tuple[Sequence, FinishReason]]:
         """Of those that their guides held up, those of which it is known now that nothing can be added, and how they

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 
 from policies import wire
 from policies.settings import Engine as EngineSettings
@@ -58,8 +59,9 @@ class Guided:
         eos_token_ids = frozenset(self.runner.eos_token_ids)
         vocab_size = self.runner.vocab_size
         self.vocabulary = read_vocabulary(path, vocab_size, eos_token_ids)
+        self._woken = Event()
         self.grammars = Grammars(
-            lambda: self.vocabulary, vocab_size, eos_token_ids, self.executor, lambda: None, self.settings.grammars
+            lambda: self.vocabulary, vocab_size, eos_token_ids, self.executor, self._woken.set, self.settings.grammars
         )
         self._make = lambda: Engine(self.runner, sampler, self.settings, time.monotonic)
         self.engine = self._make()
@@ -120,7 +122,10 @@ class Guided:
 
     def run(self) -> Guided:
         while self.boarding.has_waiting or self.engine.has_work:
+            self._woken.clear()
             self.step()
+            if self.engine.rests:
+                self._woken.wait(1.0)  # as the loop does
         self.engine.audit()
         return self
 

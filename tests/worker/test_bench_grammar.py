@@ -31,12 +31,13 @@ def test_what_makes_masks_is_measured_by_itself(capsys):
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["schema", "json", "regex"]
 
 
-def test_a_stream_is_measured_beside_rules_that_nobody_can_follow(monkeypatch, capsys):
+def test_a_stream_is_measured_beside_rules_that_nobody_can_follow_and_a_schema_that_takes_long(monkeypatch, capsys):
     monkeypatch.setitem(SHAPES, "S", dataclasses.replace(TINY, vocab_size=4096))
-    grammar_rules.main(["--rules", "40", "--tokens", "40", "--threads", "1"])
-    alone, beside = capsys.readouterr().out.splitlines()
+    grammar_rules.main(["--rules", "40", "--lists", "24", "--patterns", "^a{3}", "--tokens", "40", "--threads", "1"])
+    alone, *beside = capsys.readouterr().out.splitlines()
     assert float(alone.split()[1]) > 0
-    assert "its grammar cannot be followed any further" in beside
+    assert "its grammar cannot be followed any further" in beside[0]
+    assert [line.split(":")[0] for line in beside] == ["40 rules", "24 lists", "^a{3}"]
 
 
 def test_a_grammar_that_is_not_known_is_refused(capsys):

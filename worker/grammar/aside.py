@@ -1,4 +1,4 @@
-"""Rules that somebody wrote are followed on threads of their own, and no step waits long for them.
+"""Rules that somebody wrote, and schemas that take long, are followed on threads of their own: no step waits for them.
 
 Of what rules make of a text nothing is known before: where they are ambiguous in many ways, a few hundred of them have
 llguidance at one mask for half a minute, and its own bounds, which count items, come near to no time. An answer that is
@@ -6,6 +6,10 @@ held to such rules has no part in a step until its mask is there; the threads ma
 token that takes too long is the last one of all answers with these rules. Rules that have turned out to be slow, and
 those of which nothing is known yet, have a thread apart, and on each of the two tenants take turns: nobody's answers
 stand still for long because of what somebody else wrote.
+
+Of any other grammar it is measured what it takes within the step. One that is slow there has none of its answers there
+any more: each leaves with its next token (worker.grammar.masks), and goes on as it would have. So does one of which it
+is known before that it may mean many things at one place (policies.widths).
 """
 
 from __future__ import annotations
@@ -21,11 +25,12 @@ from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
-from policies.grammar import MAX_ITEMS, MAX_ROW_ITEMS
 from worker.grammar.errors import Unguided
 from worker.grammar.guide import Guide, first_line
+from worker.grammar.in_time import InTime
+from worker.grammar.nodes import NONE
 from worker.grammar.trail import Trail
 from worker.sampling.masks import Words
 
@@ -33,15 +38,13 @@ NICE, SLOW_NICE = 5, 10
 """Of the threads: a third of the share that others have where all want the same core, and a tenth."""
 SLOW_S = 0.02
 """Of CPU, to follow one token of rules that are slow from then on."""
+NOTED_S, NOTED_SHARE, MAX_NOTED_S = 0.005, 0.1, 0.1
+"""Of CPU within the step, for one answer: what takes longer counts; and how much of that may be in all, as a share of
+the time, and at once. Usual schemas have masks that take so long now and then, when a place is new."""
 MAX_TOKEN_S = 1.0
 """Of CPU, to follow one token and find what may come next."""
 WAIT_SHARE, MAX_WAIT_S = 0.1, 0.005
 """Of the time of the step loop, and at a time, for masks that are nearly there."""
-LIMITS = LLParserLimits(
-    verbose_errors=False, max_lexer_states=50_000, max_items_in_row=MAX_ROW_ITEMS, step_max_items=MAX_ITEMS
-)
-"""To take in a token holds the interpreter, which few items in a row keep short."""
-
 _Made = TypeVar("_Made")
 
 
@@ -55,6 +58,8 @@ class Found(NamedTuple):
     """Nothing can be added."""
     error: str = ""
     """Why it cannot be followed any further; ``words`` say nothing then."""
+    is_careful: bool = False
+    """A token that may come may still be one after which no end is known, see worker.grammar.in_time."""
 
 
 class Aside:
@@ -68,9 +73,13 @@ class Aside:
 
     def submit(self, call: Callable[[], _Made], tenant: bytes = b"", is_slow: bool = False) -> Future[_Made]:
         """Raises RuntimeError where no threads can be had; once it has not, it does not."""
+        self.start()
+        return (self._slow if is_slow else self._quick).submit(call, tenant)
+
+    def start(self) -> None:
+        """Raises RuntimeError."""
         for lane in (self._quick, self._slow):
             lane.start()
-        return (self._slow if is_slow else self._quick).submit(call, tenant)
 
     def wait(self, future: Future[Found | None]) -> None:
         """As long as may be; then it is late."""
@@ -94,8 +103,9 @@ class _Lane:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        if not self._thread.is_alive():
-            self._thread.start()
+        with self._is_asked:
+            if not self._thread.is_alive():
+                self._thread.start()
 
     def submit(self, call: Callable[[], _Made], tenant: bytes) -> Future[_Made]:
         future = Future[_Made]()
@@ -131,16 +141,24 @@ class _Lane:
 class Rules:
     """Of one grammar, as all answers to it begin."""
 
-    def __init__(self, vocabulary: LLTokenizer, text: str) -> None:
-        """On the thread. Raises Unguided."""
-        self.vocabulary = vocabulary
+    def __init__(self, vocabulary: LLTokenizer, matcher: LLMatcher, threads: Aside, is_aside: bool) -> None:
+        """Not on the thread of the step loop. ``matcher``: at the beginning. Raises Unguided, and RuntimeError as
+        Aside does."""
+        self.vocabulary, self.matcher = vocabulary, matcher
+        self.threads = threads
         self.lost = ""
         """Why nobody follows it any more."""
         self.is_slow = False
-        self.matcher = LLMatcher(vocabulary, text, log_level=0, limits=LIMITS)
-        self.first = self.found(self.matcher.deep_copy(), time.thread_time())
+        self.is_doubted = False
+        """It may have been what took a step long."""
+        self._noted_s, self._noted_at = 0.0, 0.0
+        self.first = self.found(matcher.deep_copy(), time.thread_time())
         if self.first.error:
             raise Unguided(f"the grammar cannot be compiled: {self.first.error}")
+        self.is_aside = is_aside
+        """No mask of it is made within the step."""
+        if self.is_aside:
+            threads.start()
 
     def found(self, matcher: LLMatcher, began_at: float) -> Found:
         """Where an answer is. ``began_at``: of the work on its last token, by the CPU clock of the thread."""
@@ -156,21 +174,61 @@ class Rules:
         may_end = bool(words[eos_token_id >> 5] >> (eos_token_id & 31) & 1)
         return Found(words, may_end, matcher.is_stopped(), error)
 
+    def took(self, seconds: float) -> None:
+        """So much CPU, within the step and for one answer."""
+        if seconds < NOTED_S:
+            self.is_doubted = False
+            return
+        now = time.monotonic()
+        self._noted_s = max(0.0, self._noted_s - NOTED_SHARE * (now - self._noted_at)) + seconds
+        self._noted_at = now
+        if seconds > SLOW_S or self._noted_s > MAX_NOTED_S:
+            self.leave()
+
+    def leave(self) -> None:
+        """No answer to it is followed within the step any more, if there are threads to do so."""
+        with suppress(RuntimeError):
+            self.threads.start()
+            self.is_aside = self.is_slow = True
+
 
 class AsideGuide(Guide):
-    """Nothing is drawn of its answer without a mask, and nothing drafted."""
+    """Nothing is drawn of its answer without a mask, and nothing drafted. The threads alone touch its matcher and its
+    ``in_time`` while something of it is coming."""
 
-    __slots__ = ("__weakref__", "_aside", "_coming", "_found", "_rules", "_tenant")
+    __slots__ = ("__weakref__", "_accepted", "_coming", "_found", "_max_tokens", "_refused", "_tenant")
 
     is_aside: ClassVar[bool] = True
+    rules: Rules
 
     def __init__(
-        self, rules: Rules, aside: Aside, tenant: bytes, eos_token_ids: frozenset[int], stop_token_ids: frozenset[int]
+        self,
+        rules: Rules,
+        trail: Trail,
+        stop_token_ids: frozenset[int],
+        tenant: bytes,
+        max_tokens: int,
+        in_time: InTime | None = None,
     ) -> None:
-        super().__init__(Trail(rules.matcher.deep_copy()), rules.vocabulary, eos_token_ids, stop_token_ids)
-        self._rules, self._aside, self._tenant = rules, aside, tenant
-        self._found: Found | None = rules.first
+        """``trail``: at a token of whose mask nothing is known; ``stop_token_ids``: all that end it."""
+        super().__init__(trail, rules.vocabulary, stop_token_ids, in_time=in_time, rules=rules)
+        self._tenant, self._max_tokens = tenant, max_tokens
+        self._accepted, self._refused = NONE, list[int]()
+        """Of the tokens that were drawn at its place, and had to be looked at: see InTime."""
+        self._found: Found | None = None
         self._coming: Future[Found | None] | None = None
+        if in_time is not None:
+            in_time.is_patient = True
+        if in_time is None and not trail.token_ids:
+            self._found = rules.first
+        else:
+            self._follow()
+
+    @classmethod
+    def of(cls, guide: Guide, tenant: bytes, max_tokens: int) -> AsideGuide:
+        """Goes on in place of one that was followed within the step."""
+        assert guide.rules is not None
+        return cls(guide.rules, guide.trail, guide.stop_token_ids, tenant, max_tokens, guide.in_time)
 
     @property
     def found(self) -> Found | None:
@@ -187,20 +245,38 @@ class AsideGuide(Guide):
     def is_whole(self) -> bool:
         """As far as it is known."""
         if self._coming is not None:
-            self._aside.wait(self._coming)
+            self.rules.threads.wait(self._coming)
         found = self.found
         return found is not None and found.is_whole and not found.error
 
+    @property
+    def refused(self) -> list[int]:
+        """Tokens that were drawn at its place, and after which no end would be known."""
+        return self._refused
+
+    def is_careful(self, num_left: int, num_drafted: int = 0) -> bool:
+        """As far as it is known."""
+        found = self._found
+        return found is not None and found.is_careful
+
     def replay(self, token_ids: Sequence[int], max_tokens: int, is_cut: bool = False) -> bool:
-        if self.matcher.validate_tokens(list(token_ids)) < len(token_ids):
-            return False
-        if token_ids:
-            self._token_ids += token_ids
-            self._follow()
+        """On a thread on which others wait for nothing."""
+        if not token_ids:
+            return True
+        if self._coming is not None and not self._coming.cancel():
+            self._coming.result()
+        for num, token_id in enumerate(token_ids):
+            if not self.goes_on(token_id, max_tokens - num):
+                return False
+            self._token_ids.append(token_id)
+        if self.in_time is not None:
+            self.in_time.is_cut = is_cut
+        self._follow()
         return True
 
     def advance(self, token_id: int) -> None:
         self._token_ids.append(token_id)
+        self._accepted, self._refused = NONE, []
         self._follow()
 
     def num_allowed(self, token_ids: list[int]) -> int:
@@ -209,15 +285,50 @@ class AsideGuide(Guide):
     def forced(self, max_tokens: int = 1) -> list[int]:
         return []
 
+    def may_take(self, token_id: int) -> bool:
+        """Whether it is known that this token, which its mask lets through, is one after which there is an end; if it
+        is not known, it will be when the guide is not late any more."""
+        if token_id == self._accepted:
+            return True
+        in_time, found = self.in_time, self._found
+        assert in_time is not None
+        assert found is not None
+        if in_time.leads_on(token_id):
+            return in_time.accepts(token_id, self._num_left)
+        self._come(lambda guide: guide._judge(token_id, found))
+        return False
+
+    @property
+    def _num_left(self) -> int:
+        return self._max_tokens - len(self._token_ids)
+
     def _follow(self) -> None:
+        self._come(AsideGuide._follow_now)
+
+    def _come(self, call: Callable[[AsideGuide], Found]) -> None:
         # Nobody follows an answer that has ended meanwhile.
         own = weakref.ref(self)
         self._found = None
-        self._coming = self._aside.submit(lambda: _follow(own()), self._tenant, self._rules.is_slow)
+        self._coming = self.rules.threads.submit(lambda: _of(own(), call), self._tenant, self.rules.is_slow)
+
+    # On the threads
+
+    def _follow_now(self) -> Found:
+        rules, began_at = self.rules, time.thread_time()
+        found = rules.found(rules.matcher if rules.lost else self.matcher, began_at)
+        in_time = self.in_time
+        if in_time is not None and not found.error:
+            found = found._replace(is_careful=in_time.is_careful(self._num_left))
+        return found
+
+    def _judge(self, token_id: int, found: Found) -> Found:
+        assert self.in_time is not None
+        if self.in_time.accepts(token_id, self._num_left):
+            self._accepted = token_id
+        else:
+            self._refused.append(token_id)
+        return found
 
 
-def _follow(guide: AsideGuide | None) -> Found | None:
-    if guide is None:
-        return None
-    rules, began_at = guide._rules, time.thread_time()
-    return rules.found(rules.matcher if rules.lost else guide.matcher, began_at)
+def _of(guide: AsideGuide | None, call: Callable[[AsideGuide], Found]) -> Found | None:
+    return None if guide is None else call(guide)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, groupby, zip_longest
 
@@ -34,6 +36,10 @@ _VALUES = (b",", b":", b"null", b"true", b"false", b"[]", b"{}", b'""')
 _STARTS = (b'"', b"n", b"t", b"f", b"-", b"[", b"{", b".")
 _TELLING = bytes(byte for byte in range(0x41, 0x7B) if chr(byte).isalpha() and byte not in b"nulltruefalseE")
 """Letters that a JSON text has within strings only."""
+
+
+class TookTooLong(Exception):
+    """More CPU than a search may take."""
 
 
 class Ends:
@@ -139,11 +145,14 @@ def find_end(
     max_masks: int = MAX_MASKS,
     scan: Scan | None = None,
     expressions: Sequence[Expression] = (),
+    max_s: float = math.inf,
 ) -> list[int] | None:
     """At most so many tokens after which the answer is whole; None where none were found. ``matcher`` is left as it
-    is. ``scan``: of the answer so far, whose strings may have to match one of ``expressions``."""
+    is. ``scan``: of the answer so far, whose strings may have to match one of ``expressions``. ``max_s``: of CPU, or it
+    raises TookTooLong."""
     if matcher.is_accepting():
         return []
+    until = time.thread_time() + max_s
     way, turns, seen = _Way(matcher.deep_copy(), scan, expressions), _Turns(), set[tuple[int, int]]()
     num_masks = 0
     path: list[int] | None = []
@@ -151,6 +160,8 @@ def find_end(
         num_dived = 0
         for mask in way.walk(ends, max_tokens) if way.go(path) else ():
             num_masks, num_dived = num_masks + 1, num_dived + 1
+            if time.thread_time() > until:
+                raise TookTooLong
             state = hash(mask.tobytes()), len(way.path)
             if state in seen or num_masks > max_masks or num_dived > _MAX_DIVE:
                 break

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from llguidance import LLMatcher, LLTokenizer
 
+from worker.grammar.closing import TookTooLong
 from worker.grammar.in_time import InTime
 from worker.grammar.nodes import NONE, NOWHERE, Mask, Node
 from worker.grammar.places import Places, is_wide
 from worker.grammar.trail import MAX_BEHIND, Trail
 from worker.sampling.masks import Words
+
+if TYPE_CHECKING:
+    from worker.grammar.aside import Rules
 
 MAX_TRUST = 3
 """Draws whose tokens the grammar forbids, one after the other, before it is expected of the next one, too."""
@@ -32,13 +36,14 @@ class Guide:
         "_places",
         "_probes",
         "_token_ids",
-        "_trail",
         "_trust",
         "free_from",
         "has_own_stops",
         "in_time",
         "node",
+        "rules",
         "stop_token_ids",
+        "trail",
         "vocabulary",
     )
 
@@ -55,13 +60,15 @@ class Guide:
         probes: Sequence[int] = (),
         places: Places | None = None,
         free_from: int = 0,
+        rules: Rules | None = None,
     ) -> None:
         """``trail``: before its first token; ``stop_token_ids``: end the answer as well as the model's own do;
         ``in_time``: where the grammar is strict. ``probes``: the tokens of PROBES, if there are such. ``places``: of a
         grammar in which they are known. ``free_from``: tokens from which on what may come has no say in which of it
-        comes, so that one may be drawn without a mask."""
+        comes, so that one may be drawn without a mask. ``rules``: of its grammar; None: nobody asks what that takes."""
         self.free_from = free_from
-        self._trail = trail
+        self.rules = rules
+        self.trail = trail
         self._token_ids = trail.token_ids
         self.vocabulary = vocabulary
         self.stop_token_ids = eos_token_ids | stop_token_ids
@@ -81,7 +88,7 @@ class Guide:
     @property
     def matcher(self) -> LLMatcher:
         """It has all tokens."""
-        return self._trail.matcher
+        return self.trail.matcher
 
     @property
     def mask(self) -> Mask | None:
@@ -109,31 +116,74 @@ class Guide:
         """It goes another way than it would have, had it had more room."""
         return self.in_time is not None and self.in_time.is_cut
 
+    @property
+    def is_leaving(self) -> bool:
+        """It has had its last mask that is made within the step."""
+        return self.rules is not None and self.rules.is_aside
+
+    @property
+    def is_doubted(self) -> bool:
+        """It may take too long within the step, or does."""
+        return self.rules is not None and (self.rules.is_doubted or self.rules.is_aside)
+
+    def took(self, seconds: float) -> None:
+        """So much CPU within the step."""
+        if self.rules is not None:
+            self.rules.took(seconds)
+
     def is_careful(self, num_left: int, num_drafted: int = 0) -> bool:
-        """See InTime."""
+        """See InTime; where that takes too long, it is leaving."""
         in_time = self.in_time
-        return in_time is not None and in_time.is_careful(num_left, num_drafted)
+        if in_time is None or self.is_leaving:
+            return in_time is not None
+        try:
+            return in_time.is_careful(num_left, num_drafted)
+        except TookTooLong:
+            return self._leaves(in_time) or in_time.is_careful(num_left, num_drafted)
+
+    def accepts(self, token_id: int, num_left: int) -> bool:
+        """See InTime; where that takes too long, it is leaving."""
+        in_time = self.in_time
+        assert in_time is not None
+        try:
+            return in_time.accepts(token_id, num_left)
+        except TookTooLong:
+            return self._leaves(in_time) or in_time.accepts(token_id, num_left)
+
+    def _leaves(self, in_time: InTime) -> bool:
+        """False: it has nowhere to go."""
+        if self.rules is not None:
+            self.rules.leave()
+        in_time.is_patient = True
+        return self.is_leaving
 
     def replay(self, token_ids: Sequence[int], max_tokens: int, is_cut: bool = False) -> bool:
         """Where an answer of ``max_tokens`` goes on that has these and ``is_cut``, and whether they are such an
         answer's beginning."""
+        in_time = self.in_time
+        if in_time is not None:
+            in_time.is_patient = True
         for num, token_id in enumerate(token_ids):
-            in_time, num_left = self.in_time, max_tokens - num
-            if in_time is not None and in_time.is_careful(num_left) and not in_time.accepts(token_id, num_left):
-                in_time.gives_up()
-            if not self.matcher.validate_tokens([token_id]):
+            if not self.goes_on(token_id, max_tokens - num):
                 return False
             self.advance(token_id)
-        if self.in_time is not None:
-            self.in_time.is_cut = is_cut
+        if in_time is not None:
+            in_time.is_cut, in_time.is_patient = is_cut, False
         return True
+
+    def goes_on(self, token_id: int, num_left: int) -> bool:
+        """Whether it may, with a token of an answer that was written elsewhere."""
+        in_time = self.in_time
+        if in_time is not None and in_time.is_careful(num_left) and not in_time.accepts(token_id, num_left):
+            in_time.gives_up()
+        return bool(self.matcher.validate_tokens([token_id]))
 
     def advance(self, token_id: int) -> None:
         """It has this token now."""
         token_ids = self._token_ids
         token_ids.append(token_id)
         if len(token_ids) % MAX_BEHIND == 0:
-            self._trail.catch_up()
+            self.trail.catch_up()
         places, node = self._places, self.node
         if places is None:
             return
@@ -154,16 +204,16 @@ class Guide:
         places, place = self._places, self._place
         self.node = None
         if places is not None and place.tells:
-            self.node = place.node or places.node(place, token_id, self._trail)
+            self.node = place.node or places.node(place, token_id, self.trail)
 
     def num_allowed(self, token_ids: list[int]) -> int:
-        """Of these, how many may follow."""
-        return self.matcher.validate_tokens(token_ids)
+        """Of these, how many may follow, and be verified together."""
+        return 0 if self.is_doubted else self.matcher.validate_tokens(token_ids)
 
     def forced(self, max_tokens: int = 1) -> list[int]:
         """The tokens that come next in any case; as a rule there are none."""
         found: list[int] = []
-        if self.node is not None and self.node.forced == NONE:
+        if self.is_doubted or (self.node is not None and self.node.forced == NONE):
             return found
         matcher = self.matcher
         num = 0

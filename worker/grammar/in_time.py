@@ -13,7 +13,7 @@ import numpy as np
 
 from policies.expressions import Expression
 from policies.schemas import Bound
-from worker.grammar.closing import Ends, find_end
+from worker.grammar.closing import Ends, TookTooLong, find_end
 from worker.grammar.scan import Scan
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from worker.sampling.masks import Words
 
 MAX_MASKS = 200
-"""Of a search for an end in the middle of an answer, where all others wait."""
+"""Of a search for an end in the middle of an answer."""
+MAX_STEP_S, MAX_ASIDE_S = 0.1, 1.0
+"""Of CPU, for such a search: where all others wait, and where they do not."""
 MAX_REFUSED = 3
 """Tokens of one place that may turn out to lead too far; then it is the known end's turn."""
 RETRY_SEARCH_EVERY = 8
@@ -88,6 +90,7 @@ class InTime:
         "_trail",
         "_vocabulary",
         "is_cut",
+        "is_patient",
     )
 
     def __init__(
@@ -116,6 +119,8 @@ class InTime:
         self._num_refused = 0
         self.is_cut = False
         """It goes another way than it would have, had it had more room."""
+        self.is_patient = False
+        """Nobody else waits: no search raises TookTooLong, and what is not found by then is not found."""
 
     def is_careful(self, num_left: int, num_drafted: int = 0) -> bool:
         """The next token, or one of the drafted ones before it, may lead to where no end fits any more."""
@@ -147,6 +152,10 @@ class InTime:
             return False
         self._found = token_id, end
         return True
+
+    def leads_on(self, token_id: int) -> bool:
+        """It is known without a search that it can end in time after this token; of a careful place."""
+        return token_id in self._stops or (self._end is not None and self._end[:1] == [token_id])
 
     def gives_up(self) -> None:
         """No end is promised any more."""
@@ -181,8 +190,13 @@ class InTime:
     def _search(self, max_tokens: int, scan: Scan | None) -> list[int] | None:
         reach = self._reach
         expressions = reach.expressions
-        matcher = self._trail.matcher
-        return find_end(matcher, reach.ends, max_tokens, MAX_MASKS, scan if expressions else None, expressions)
+        scan, max_s = scan if expressions else None, MAX_ASIDE_S if self.is_patient else MAX_STEP_S
+        try:
+            return find_end(self._trail.matcher, reach.ends, max_tokens, MAX_MASKS, scan, expressions, max_s)
+        except TookTooLong:
+            if self.is_patient:
+                return None
+            raise
 
     def _end_after(self, token_id: int, max_tokens: int) -> list[int] | None:
         matcher, end = self._trail.matcher, self._end
@@ -198,7 +212,11 @@ class InTime:
             scan = self._read()
             if scan is not None:
                 scan = scan.after(self._vocabulary.decode_bytes([token_id]))
-            after = self._search(max_tokens, scan)
+            try:
+                after = self._search(max_tokens, scan)
+            except TookTooLong:
+                matcher.rollback(1)
+                raise
         matcher.rollback(1)
         return after
 

@@ -18,14 +18,15 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from policies import wire
 from policies.expressions import read
-from policies.grammar import NotReadable, marks_in, schemas_of, spelled
+from policies.grammar import MAX_ITEMS, MAX_ROW_ITEMS, NotReadable, marks_in, schemas_of, spelled
 from policies.holding import KeptGrammars
 from policies.schemas import bound, patterns_of
+from policies.widths import width_of
 from worker.grammar.ahead import look_ahead
 from worker.grammar.aside import Aside, AsideGuide, Rules
-from worker.grammar.closing import MAX_MASKS, Ends, find_end
+from worker.grammar.closing import MAX_MASKS, Ends, TookTooLong, find_end
 from worker.grammar.errors import NoVocabulary, Unguided
-from worker.grammar.guide import NEVER, PROBES, Guide, first_line
+from worker.grammar.guide import NEVER, PROBES, Guide
 from worker.grammar.in_time import InTime, Reach
 from worker.grammar.lengths import Counted
 from worker.grammar.nodes import KeptMasks
@@ -40,7 +41,20 @@ MAX_END_TOKENS = 4096
 MAX_LEXER_STATES = 50_000
 """Of one grammar, a kilobyte or two each."""
 
+MAX_END_S = 2.0
+"""Of CPU, to look for it."""
+MAX_WIDTH = 500
+"""Of a schema whose masks are made within the step, see policies.widths: 22 definitions that are each a list of any of
+them have masks that take 1 to 5 ms on 150,000 tokens, 30 of them 4 to 40."""
+
 LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=MAX_LEXER_STATES)
+OF_WRITTEN_RULES = LLParserLimits(
+    verbose_errors=False,
+    max_lexer_states=MAX_LEXER_STATES,
+    max_items_in_row=MAX_ROW_ITEMS,
+    step_max_items=MAX_ITEMS,
+)
+"""To take in a token holds the interpreter, which few items in a row keep short."""
 
 KEPT = KeptGrammars()
 
@@ -52,13 +66,9 @@ Guides = dict[int, Guide]
 
 @dataclass(slots=True)
 class _Compiled:
-    matcher: LLMatcher
-    """At its beginning; only ever copied."""
-    vocabulary: LLTokenizer
+    rules: Rules
     reach: Reach | None
     places: Places | None
-    rules: Rules | None = None
-    """Of one whose rules somebody wrote, which is followed aside."""
     end: list[int] | None = None
     """Of a strict one: tokens that are a whole answer."""
     is_searched: bool = False
@@ -120,7 +130,7 @@ class Grammars:
             self._kept.move_to_end((submit.cache_salt, submit.grammar))
             self.num_hits += 1
         compiled, max_tokens = kept.result(), submit.sampling.max_tokens
-        if compiled.rules is not None and compiled.rules.lost:
+        if compiled.rules.lost:
             return None
         if not compiled.needs_end(max_tokens):
             return self._guides(compiled, submit, None)
@@ -166,16 +176,16 @@ class Grammars:
     def _prepare(self, submit: wire.Submit) -> Guides:
         assert submit.grammar is not None
         compiled, max_tokens = self._compiled((submit.cache_salt, submit.grammar)), submit.sampling.max_tokens
-        if compiled.rules is not None and compiled.rules.lost:
+        if compiled.rules.lost:
             raise Unguided(f"the grammar cannot be followed: {compiled.rules.lost}")
         end = None
         reach = compiled.reach
         if reach is not None and reach.needs_end(max_tokens):
             if not compiled.is_searched:
-                compiled.end, compiled.is_searched = self._end_of(compiled.matcher, reach, MAX_END_TOKENS), True
+                compiled.end, compiled.is_searched = self._end_of(compiled.rules.matcher, reach, MAX_END_TOKENS), True
             end = compiled.end
             if end is not None and len(end) > max_tokens:
-                end = self._end_of(compiled.matcher, reach, max_tokens)
+                end = self._end_of(compiled.rules.matcher, reach, max_tokens)
         guides = self._guides(compiled, submit, end)
         for index, token_ids in submit.emitted_token_ids.items():
             if not guides[index].replay(token_ids, max_tokens, index in submit.cut_indices):
@@ -184,7 +194,11 @@ class Grammars:
 
     @staticmethod
     def _end_of(matcher: LLMatcher, reach: Reach, max_tokens: int) -> list[int] | None:
-        return find_end(matcher.deep_copy(), reach.ends, max_tokens, MAX_MASKS, reach.scan(), reach.expressions)
+        asked = matcher.deep_copy(), reach.ends, max_tokens, MAX_MASKS, reach.scan(), reach.expressions
+        try:
+            return find_end(*asked, MAX_END_S)
+        except TookTooLong:
+            return None
 
     def _guides(self, compiled: _Compiled, submit: wire.Submit, end: list[int] | None) -> Guides:
         return {index: self._guide(compiled, submit, end) for index in submit.indices}
@@ -192,17 +206,16 @@ class Grammars:
     def _guide(self, compiled: _Compiled, submit: wire.Submit, end: list[int] | None) -> Guide:
         asked = submit.sampling
         own_stops = frozenset(asked.stop_token_ids)
-        if compiled.rules is not None:
-            return AsideGuide(compiled.rules, self._aside, submit.tenant, self._eos_token_ids, own_stops)
-        trail, vocabulary, reach = Trail(compiled.matcher.deep_copy()), compiled.vocabulary, compiled.reach
-        in_time = None
+        rules, reach, stops = compiled.rules, compiled.reach, self._eos_token_ids | own_stops
+        trail, vocabulary, in_time = Trail(rules.matcher.deep_copy()), rules.vocabulary, None
         if reach is not None:
-            stops = self._eos_token_ids | own_stops
             in_time = InTime(reach, None if end is None else list(end), trail, stops, vocabulary)
+        if rules.is_aside:
+            return AsideGuide(rules, trail, stops, submit.tenant, asked.max_tokens, in_time)
         is_filtered = asked.temperature > 0 and (asked.top_k or asked.top_p < 1.0 or asked.min_p)
         free_from = NEVER if is_filtered else asked.min_tokens
         known = self._probes, compiled.places
-        return Guide(trail, vocabulary, self._eos_token_ids, own_stops, in_time, *known, free_from)
+        return Guide(trail, vocabulary, self._eos_token_ids, own_stops, in_time, *known, free_from, rules)
 
     def _compiled(self, key: _Key) -> _Compiled:
         """Kept, or compiled now by whoever asks first."""
@@ -242,25 +255,23 @@ class Grammars:
             text = spelled(grammar)
         except NotReadable as error:
             raise Unguided(f"the grammar cannot be read: {error}") from None
-        if grammar.has_written_rules:
-            rules = Rules(vocabulary, text)
-            self._count(began_at)
-            return _Compiled(rules.matcher, vocabulary, None, None, rules)
-        matcher = LLMatcher(vocabulary, text, log_level=0, limits=LIMITS)
+        is_written = grammar.has_written_rules
+        matcher = LLMatcher(vocabulary, text, log_level=0, limits=OF_WRITTEN_RULES if is_written else LIMITS)
         # What is too much for its bounds shows here, and not in the middle of everybody's step.
-        tried = matcher.deep_copy()
-        if not tried.is_error():
-            tried.compute_bitmask()
-        if tried.is_error():
-            raise Unguided(f"the grammar cannot be compiled: {first_line(tried.get_error())}")
-        reach, places = None, places_of(grammar, vocabulary, self._masks, self._probes, self._counted)
+        rules = Rules(vocabulary, matcher, self._aside, is_written or _is_wide(grammar))
+        if is_written:
+            self._count(began_at)
+            return _Compiled(rules, None, None)
+        reach, places = None, None
+        if not rules.is_aside:
+            places = places_of(grammar, vocabulary, self._masks, self._probes, self._counted)
         if places is not None and self._counted is not None:
             look_ahead(places, matcher, vocabulary, self._counted)
         if grammar.is_strict:
             expressions = read(patterns_of(schemas_of(grammar)))
             reach = Reach(self._ends_of(vocabulary), bound(grammar), expressions)
         self._count(began_at)
-        return _Compiled(matcher, vocabulary, reach, places)
+        return _Compiled(rules, reach, places)
 
     def _count(self, began_at: float) -> None:
         with self._lock:
@@ -291,6 +302,12 @@ class Grammars:
             if self._ends is None:
                 self._ends = Ends(vocabulary, self._num_logits)
             return self._ends
+
+
+def _is_wide(grammar: wire.Grammar) -> bool:
+    """A mask of it may take long, which would not show before an answer comes to it."""
+    widths = map(width_of, schemas_of(grammar))
+    return any(width.num > MAX_WIDTH or not width.is_whole for width in widths)
 
 
 def _num_bytes(grammar: wire.Grammar) -> int:
