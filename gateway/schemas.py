@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import chain, product, zip_longest
 from typing import Any
 
-from policies.grammar import children_of, texts_left_out
+from policies.grammar import children_of, list_in, map_in, texts_left_out
 from policies.schemas import endless_part, referred
 from policies.widths import width_of
 
@@ -167,12 +167,12 @@ def width_fault(schema: Any) -> Fault | None:
 
 
 def _is_choice(part: dict[str, Any]) -> bool:
-    return any(_list_in(part, word) for word in _CHOICES)
+    return any(list_in(part, word) for word in _CHOICES)
 
 
 def _offered(root: Any, part: dict[str, Any], looks: _Looks) -> Iterator[dict[str, Any]]:
     """Parts that a value of this one may be, where a reference stands for what it leads to. Raises _TooMany."""
-    offered = [each for word in _CHOICES for each in _list_in(part, word)]
+    offered = [each for word in _CHOICES for each in list_in(part, word)]
     for each in [*offered, {"$ref": part["$ref"]}] if "$ref" in part else offered:
         seen = set[int]()
         while isinstance(each, dict) and id(each) not in seen and not _is_choice(each):
@@ -257,11 +257,11 @@ def _cases(root: Any, group: list[Any], looks: _Looks) -> Iterator[list[dict[str
                 continue
             seen.add(id(part))
             parts.append(part)
-            todo += _list_in(part, "allOf")
+            todo += list_in(part, "allOf")
             # llguidance finds what is named otherwise, too.
             with contextlib.suppress(LookupError):
                 todo.append(referred(root, part.get("$ref")))
-            choices += filter(None, (_list_in(part, word) for word in ("anyOf", "oneOf")))
+            choices += filter(None, (list_in(part, word) for word in ("anyOf", "oneOf")))
         if not choices:
             yield parts
         elif math.prod(map(len, choices)) > _MAX_CASES:
@@ -272,13 +272,13 @@ def _cases(root: Any, group: list[Any], looks: _Looks) -> Iterator[list[dict[str
 
 def _inner(parts: list[dict[str, Any]], looks: _Looks) -> Iterator[tuple[str, list[Any]]]:
     """By step: what parts that hold together say of a property, of an item, of names. Raises _TooMany."""
-    names = dict.fromkeys(name for part in parts for name in _map_in(part, "properties"))
+    names = dict.fromkeys(name for part in parts for name in map_in(part, "properties"))
     looks.take(len(names) * len(parts))
     for name in names:
         yield f".properties.{name}", [child for part in parts for child in _of_property(part, name)]
-    for name in dict.fromkeys(name for part in parts for name in _map_in(part, "patternProperties")):
-        yield f".patternProperties.{name}", [_map_in(part, "patternProperties").get(name) for part in parts]
-    rows = [_list_in(part, "prefixItems") or _list_in(part, "items") for part in parts]
+    for name in dict.fromkeys(name for part in parts for name in map_in(part, "patternProperties")):
+        yield f".patternProperties.{name}", [map_in(part, "patternProperties").get(name) for part in parts]
+    rows = [list_in(part, "prefixItems") or list_in(part, "items") for part in parts]
     most = max(map(len, rows), default=0)
     looks.take(most * len(parts))
     rests = [each for part in parts if isinstance(each := part.get("items", part.get("additionalItems")), dict)]
@@ -291,22 +291,12 @@ def _inner(parts: list[dict[str, Any]], looks: _Looks) -> Iterator[tuple[str, li
 
 def _of_property(part: dict[str, Any], name: str) -> Iterator[Any]:
     """What it says of a property of this name; of patterns of names each may be one of it."""
-    own = _map_in(part, "properties")
+    own = map_in(part, "properties")
     if name in own:
         yield own[name]
     else:
-        yield from _map_in(part, "patternProperties").values()
+        yield from map_in(part, "patternProperties").values()
         yield part.get("additionalProperties")
-
-
-def _list_in(part: dict[str, Any], word: str) -> list[Any]:
-    found = part.get(word)
-    return found if isinstance(found, list) else []
-
-
-def _map_in(part: dict[str, Any], word: str) -> dict[str, Any]:
-    found = part.get(word)
-    return found if isinstance(found, dict) else {}
 
 
 def schemas_in(source: str) -> Iterator[Any]:

@@ -110,6 +110,18 @@ def is_nested_within(value: Any, max_levels: int) -> bool:
     return False
 
 
+def list_in(part: dict[str, Any], word: str) -> list[Any]:
+    """What a part of a schema has under this word, if it is a list."""
+    found = part.get(word)
+    return found if isinstance(found, list) else []
+
+
+def map_in(part: dict[str, Any], word: str) -> dict[str, Any]:
+    """What it has under this word, if it is an object."""
+    found = part.get(word)
+    return found if isinstance(found, dict) else {}
+
+
 def children_of(value: Any) -> list[Any]:
     """Objects and lists in it."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from policies.grammar import list_in, map_in
 from policies.schemas import referred
 
 MAX_LOOKS = 1 << 18
@@ -61,12 +62,12 @@ def _offered(root: Any, meant: list[Any]) -> tuple[int, list[dict[str, Any]]]:
         parts.append(part)
         for word in _CHOICES:
             # Constants are one text between them.
-            offered = [each for each in _list_in(part, word) if isinstance(each, dict) and not each.keys() & _CONSTANT]
+            offered = [each for each in list_in(part, word) if isinstance(each, dict) and not each.keys() & _CONSTANT]
             num += len(offered)
             left += offered
-        left += _list_in(part, "allOf")
-        required = _list_in(part, "required")
-        num += sum(name not in required for name in _map_in(part, "properties"))
+        left += list_in(part, "allOf")
+        required = list_in(part, "required")
+        num += sum(name not in required for name in map_in(part, "properties"))
         if "$ref" in part:
             try:
                 left.append(referred(root, part["$ref"]))
@@ -77,14 +78,14 @@ def _offered(root: Any, meant: list[Any]) -> tuple[int, list[dict[str, Any]]]:
 
 def _following(parts: list[dict[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
     """What may be meant together within a value that is any of these, by the step there."""
-    rows = [_list_in(part, "prefixItems") or _list_in(part, "items") for part in parts]
+    rows = [list_in(part, "prefixItems") or list_in(part, "items") for part in parts]
     for place in range(max(map(len, rows), default=0)):
         yield f"[{place}]", [row[place] for row in rows if place < len(row)]
     yield "[]", [part["items"] for part in parts if isinstance(part.get("items"), dict)]
     named: dict[tuple[str, str], list[Any]] = {}
     for part in parts:
-        required, before = _list_in(part, "required"), ""
-        for name, child in _map_in(part, "properties").items():
+        required, before = list_in(part, "required"), ""
+        for name, child in map_in(part, "properties").items():
             named.setdefault((name, before), []).append(child)
             # One that has said what it is, is no other any more.
             if name in required and isinstance(child, dict) and child.keys() & _CONSTANT:
@@ -92,14 +93,4 @@ def _following(parts: list[dict[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
     for (name, _), children in named.items():
         yield f".{name}", children
     others = [part["additionalProperties"] for part in parts if isinstance(part.get("additionalProperties"), dict)]
-    yield ".*", others + [child for part in parts for child in _map_in(part, "patternProperties").values()]
-
-
-def _list_in(part: dict[str, Any], word: str) -> list[Any]:
-    found = part.get(word)
-    return found if isinstance(found, list) else []
-
-
-def _map_in(part: dict[str, Any], word: str) -> dict[str, Any]:
-    found = part.get(word)
-    return found if isinstance(found, dict) else {}
+    yield ".*", others + [child for part in parts for child in map_in(part, "patternProperties").values()]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import signal
 import socket
-import sqlite3
 import stat
 import subprocess
 import sys
@@ -18,11 +16,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from click.testing import CliRunner
 
 import demo
-from gateway import doctor
-from policies import settings
 from tests.builders import PATIENCE_S, ROOT
 from tests.ports import free_port
 
@@ -384,58 +379,6 @@ def test_migrate_says_what_it_did(tmp_path):
     assert len(revisions) > 7
     assert penstock("migrate", cwd=tmp_path).stdout == f"Applied {', '.join(revisions)}.\n"
     assert penstock("migrate", cwd=tmp_path).stdout == "Nothing to do: the store is up to date.\n"
-
-
-def test_doctor_tells_facts_and_findings(tmp_path):
-    done = penstock("doctor", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report["gateway"]["event_loop"] == "uvloop"
-    assert report["engine"]["torch"]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_doctor_finds_what_must_be_mended(tmp_path):
-    (tmp_path / "data").write_text("a file")
-    done = penstock("doctor", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "fatal: the data directory data cannot be written" in done.stdout
-
-
-def test_doctor_finds_what_a_start_would_refuse(tmp_path):
-    with sqlite3.connect(tmp_path / "penstock.db") as newer:
-        newer.execute("CREATE TABLE alembic_version (version_num VARCHAR(32))")
-        newer.execute("INSERT INTO alembic_version VALUES ('9999')")
-    done = penstock("doctor", "--data-dir", tmp_path, cwd=tmp_path, **certificate(tmp_path / "none.pem"))
-    assert done.returncode == 1
-    assert "fatal: the store was written by a newer Penstock (revision 9999)" in done.stdout
-    assert f"fatal: server.tls_cert {tmp_path / 'none.pem'} with" in done.stdout
-
-
-def certificate(path: Path) -> dict[str, str]:
-    return {"PENSTOCK_SERVER__TLS_CERT": str(path), "PENSTOCK_SERVER__TLS_KEY": str(path)}
-
-
-def test_doctor_looks_no_further_than_it_may(tmp_path):
-    done = penstock("doctor", "--data-dir", tmp_path / ("a" * 300), cwd=tmp_path)
-    assert done.returncode == 1, done.stderr
-    assert f"fatal: the data directory {tmp_path / ('a' * 300)} cannot be written: File name too long." in done.stdout
-
-
-def test_doctor_waits_so_long_and_no_longer_for_a_database_that_says_nothing(tmp_path, fragile_postgres, monkeypatch):
-    monkeypatch.setattr(doctor, "DATABASE_S", 1.5)
-    url = f"{fragile_postgres.url}/postgres"
-    fragile_postgres.stall()
-    _, findings = doctor.examine(settings.Settings(store=settings.Store(data_dir=str(tmp_path), url=url)))
-    assert {"severity": "fatal", "text": f"the database {url} has not answered for 1.5 s."} in findings
-
-
-def test_doctor_says_how_long_an_engine_has_said_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "ENGINE_S", 0.01)  # no python starts in that time
-    done = CliRunner().invoke(doctor.doctor, [])
-    assert (done.exit_code, "has not ended after 0.01 s." in done.stdout) == (1, True), done.stdout
-    assert done.stdout.index("Gateway") < done.stdout.index("Engine")
 
 
 @pytest.mark.parametrize("command", ["bench", "chat", "doctor", "migrate", "pull", "serve", "worker"])
