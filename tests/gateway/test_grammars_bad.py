@@ -351,3 +351,15 @@ def test_things_that_are_told_apart_by_what_comes_before_are_not_meant_together(
     one = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(1500)}}
     assert width_fault({"type": "array", "items": one}) is None
     assert width_fault({"anyOf": [{"const": f"text {number}"} for number in range(3000)]}) is None
+
+
+def test_to_count_what_may_be_meant_takes_little_memory_however_many_properties_have_constants():
+    names = [f"property_{number}" for number in range(3000)]
+    schema = {"type": "object", "properties": {name: {"const": name} for name in names}, "required": names}
+    tracemalloc.start()
+    try:
+        assert width_fault(schema) is None
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 16 << 20
