@@ -104,7 +104,7 @@ class Scheduler:
         if now >= self._ages_at:
             self._age(now)
         # Of some it may be known since a moment ago that they have ended.
-        held_up = {each for each in self._aside if each.is_held_up or each.ended_aside} if self._aside else NOBODY
+        held_up = self._held_up() if self._aside else NOBODY
         self.num_held_up = len(held_up)
         if self.waiting or not self._claims.are_plain(self.running, self.limits):
             return self._planned(now, costs, held_up)
@@ -244,6 +244,13 @@ class Scheduler:
         assert len(queued) == len(self.waiting) + len(self.running)
         for queue in (self.waiting, self.running):
             assert queue == sorted(queue, key=_place), "a queue is out of order"
+
+    def _held_up(self) -> Set[Sequence]:
+        """Those of which nothing more can be drawn yet. Whoever begins with the same row of logits waits for all."""
+        held_up = {each for each in self._aside if each.is_held_up or each.ended_aside}
+        for request in {each.request for each in held_up if not each.has_output}:
+            held_up.update(each for each in request.live if not each.has_output)
+        return held_up
 
     # Carrying it out
 

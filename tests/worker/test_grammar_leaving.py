@@ -102,6 +102,35 @@ def test_answers_whose_ends_take_long_to_find_leave_the_step_and_are_whole(path,
     assert left
 
 
+def test_siblings_begin_together_once_the_masks_of_all_are_there(path, monkeypatch):
+    asked = {"kind": "json_schema", "source": json.dumps(lists(4)), "num": 3, "max_tokens": 20, "temperature": 1}
+    within = Guided(path, deterministic=True)
+    within.submit("r", **asked)
+    within.run().close()
+    monkeypatch.setattr(store, "MAX_WIDTH", -1)
+    let_go, follow_now, followed = threading.Event(), AsideGuide._follow_now, []
+
+    def blocked(guide: AsideGuide) -> aside.Found:
+        followed.append(guide)
+        if len(followed) == 2:
+            let_go.wait()
+        return follow_now(guide)
+
+    monkeypatch.setattr(AsideGuide, "_follow_now", blocked)
+    late = Guided(path, deterministic=True)
+    late.submit("r", **asked)
+    while len(followed) < 2:
+        late.step()
+    for _ in range(3):
+        late.step()
+    assert late.engine.rests
+    assert not late.answers
+    let_go.set()
+    late.run().close()
+    assert not late.failures
+    assert answers_of(late) == answers_of(within)
+
+
 def test_one_slow_mask_has_all_answers_with_its_grammar_leave_and_new_ones_begin_aside(path, monkeypatch):
     guided = Guided(path)
     source = json.dumps({"type": "array", "items": {"type": "string", "pattern": "^[a-f]{3}[0-9]"}, "minItems": 30})
