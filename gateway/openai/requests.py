@@ -296,7 +296,7 @@ def _least_strings(call: ChatRequest) -> int:
 def check_chat(call: ChatRequest) -> ChatRequest:
     """The same, if it can be served; also of a chat that another dialect means. Raises Malformed."""
     _check(call)
-    if call.top_logprobs is not None and not call.logprobs:
+    if call.top_logprobs and not call.logprobs:
         raise Malformed("'top_logprobs' needs 'logprobs' to be true", "top_logprobs")
     if call.modalities is not None and call.modalities != ["text"]:
         raise refused("modalities", "only ['text'] is")

@@ -72,6 +72,8 @@ def fields_of(call: openai.ChatRequest | openai.CompletionRequest | openai.Embed
     given = {name: value for name, value in msgspec.to_builtins(call).items() if value is not None and name not in OURS}
     if "messages" in given:
         given["messages"] = [_message(message) for message in given["messages"]]
+    if not given.get("logprobs"):
+        given.pop("top_logprobs", None)  # a 0 beside nothing, which some refuse
     if "prediction" in given:
         given["prediction"] = _given(given["prediction"])
     return given

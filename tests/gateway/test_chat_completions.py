@@ -204,6 +204,14 @@ async def test_logprobs_of_a_whole_answer(front: Front):
     assert all(entry.top_logprobs == [] for entry in entries)
 
 
+async def test_no_top_logprobs_are_none_at_all(front: Front):
+    call = front.chat(logprobs=False, top_logprobs=0)
+    submit = await front.peer.submitted()
+    assert submit.sampling.num_logprobs is None
+    front.peer.say(submit, front.ids("stones"), "length")
+    assert (await call).choices[0].logprobs is None
+
+
 async def test_vllms_sampling_extras_reach_the_worker(front: Front):
     extras = {
         "top_k": 5,

@@ -134,6 +134,8 @@ async def test_calls_reasoning_and_logprobs_come_through(front, far):
     assert [each["choices"][0]["logprobs"] for each in told if each["choices"][0]["logprobs"]] == [
         {"content": [entry], "refusal": None}
     ]
+    await events(front, "/v1/chat/completions", {**ASKED, "top_logprobs": 0})
+    assert "top_logprobs" not in far.bodies[-1], "some refuse it there"
 
 
 async def test_calls_that_are_all_counted_as_the_first_one_are_told_apart(front, far):
