@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Awaitable
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from gateway import head, ollama, openai
 from gateway.api import chat as chats
 from gateway.api import completions, vectors
 from gateway.api.answer import give
+from gateway.api.early import patient
 from gateway.auth import Caller
 from gateway.bodies import parsed, taken_body_of
 from gateway.dispatch import ServedModel
@@ -25,7 +27,9 @@ from gateway.errors import ModelNotFound, NotServedHere
 from gateway.head import HEAD
 from gateway.house import GATEWAY, Gateway
 from gateway.ollama.responses import ChatBody, GenerateBody, Message, instant
+from gateway.reply.events import OUTLET, EventStream
 
+LINES = "application/x-ndjson"
 ABSENT = ("/api/pull", "/api/push", "/api/create", "/api/copy")
 ABSENT_DELETE = "/api/delete"
 
@@ -38,9 +42,7 @@ async def chat(gw: Gateway, request: web.Request) -> web.StreamResponse:
         message = Message(content="")
         return _whole(ChatBody(model=model, created_at=_now(), message=message, done=True, done_reason=done_reason))
     caller.check(call.model, "chat.completions")
-    shape = partial(ollama.ChatAnswer, started_at=request[HEAD].started_at)
-    answer, order = await chats.prepared(gw, request, caller, call, shape)
-    return await give(gw, request, caller, answer, order)
+    return await _patiently(gw, request, call, _chat(gw, request, caller, call, ollama.ChatAnswer), is_chat=True)
 
 
 async def generate(gw: Gateway, request: web.Request) -> web.StreamResponse:
@@ -49,15 +51,41 @@ async def generate(gw: Gateway, request: web.Request) -> web.StreamResponse:
     if isinstance(call, ollama.Nothing):
         model, done_reason = await _loaded(gw, caller, call)
         return _whole(GenerateBody(model=model, created_at=_now(), response="", done=True, done_reason=done_reason))
-    started_at = request[HEAD].started_at
     if isinstance(call, openai.ChatRequest):
         caller.check(call.model, "chat.completions")
-        shape = partial(ollama.GenerateAnswer, started_at=started_at)
-        answer, order = await chats.prepared(gw, request, caller, call, shape)
-        return await give(gw, request, caller, answer, order)
+        return await _patiently(gw, request, call, _chat(gw, request, caller, call, ollama.GenerateAnswer))
     caller.check(call.model, "completions")
-    raw = partial(ollama.RawAnswer, started_at=started_at)
-    answer, order = await completions.prepared(gw, request, caller, call, raw)
+    return await _patiently(gw, request, call, _raw(gw, request, caller, call))
+
+
+def _patiently(
+    gw: Gateway,
+    request: web.Request,
+    call: openai.ChatRequest | openai.CompletionRequest,
+    answer: Awaitable[web.StreamResponse],
+    is_chat: bool = False,
+) -> Awaitable[web.StreamResponse]:
+    if call.stream:
+        silence = ollama.silence(call, is_chat)
+        request[OUTLET] = EventStream(request, gw.settings.server, gw.clock, LINES, silence)
+    return patient(gw, request, call, answer, ollama.line)
+
+
+async def _chat(
+    gw: Gateway,
+    request: web.Request,
+    caller: Caller,
+    call: openai.ChatRequest,
+    shaped: type[ollama.ChatAnswer | ollama.GenerateAnswer],
+) -> web.StreamResponse:
+    shape = partial(shaped, started_at=request[HEAD].started_at)
+    answer, order = await chats.prepared(gw, request, caller, call, shape)
+    return await give(gw, request, caller, answer, order)
+
+
+async def _raw(gw: Gateway, request: web.Request, caller: Caller, call: openai.CompletionRequest) -> web.StreamResponse:
+    shape = partial(ollama.RawAnswer, started_at=request[HEAD].started_at)
+    answer, order = await completions.prepared(gw, request, caller, call, shape)
     return await give(gw, request, caller, answer, order)
 
 

@@ -5,7 +5,7 @@ Where the shapes were read: Ollama's ``docs/api.md`` and ollama-python's ``_type
 """
 
 from gateway.ollama.answers import ChatAnswer, GenerateAnswer, RawAnswer
-from gateway.ollama.failures import ErrorBody, shaped
+from gateway.ollama.failures import ErrorBody, line, shaped
 from gateway.ollama.models import (
     Details,
     ModelList,
@@ -18,7 +18,7 @@ from gateway.ollama.models import (
     parse_show,
 )
 from gateway.ollama.requests import ChatRequest, GenerateRequest, Nothing, name_of, parse_chat, parse_generate
-from gateway.ollama.responses import ChatBody, GenerateBody
+from gateway.ollama.responses import ChatBody, GenerateBody, silence
 from gateway.ollama.vectors import (
     EmbedAnswer,
     EmbedBody,
@@ -54,6 +54,7 @@ __all__ = [
     "ShowBody",
     "ShowRequest",
     "VersionBody",
+    "line",
     "name_of",
     "parse_chat",
     "parse_embed",
@@ -61,4 +62,5 @@ __all__ = [
     "parse_generate",
     "parse_show",
     "shaped",
+    "silence",
 ]

@@ -21,8 +21,6 @@ encode = msgspec.json.encode
 class OllamaAnswer(Answer):
     """There is one choice."""
 
-    content_type = "application/x-ndjson"
-    keep_alive = b""
     _logprobs = ChatLogprobs
     _id_prefix = "ollama-"
 
@@ -141,7 +139,7 @@ class Lines:
         return self._answer.line("", **self._answer.end()) + b"\n"
 
     def failed(self, failure: GatewayError) -> bytes:
-        return encode(failures.described(failure)) + b"\n"
+        return failures.line(failure)
 
     def _whole(self) -> list[Call]:
         begun, self._call = self._call, None

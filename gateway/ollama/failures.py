@@ -22,6 +22,11 @@ def described(failure: GatewayError) -> ErrorBody:
     return ErrorBody(failures.told(failure, NAMES))
 
 
+def line(failure: GatewayError) -> bytes:
+    """The last one of a stream."""
+    return msgspec.json.encode(described(failure)) + b"\n"
+
+
 def shaped(failure: GatewayError, request_id: str) -> web.Response:
     """The failure as an answer."""
     return web.Response(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.openai import ChatLogprob
+from gateway import openai
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -36,7 +37,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     created_at: str
     done: bool
-    logprobs: list[ChatLogprob] | UnsetType = UNSET
+    logprobs: list[openai.ChatLogprob] | UnsetType = UNSET
     """One entry for each token that was said since the last line, where they were asked for; OpenAI's entries."""
     done_reason: str | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
@@ -54,6 +55,13 @@ class ChatBody(Body, frozen=True, kw_only=True):
 class GenerateBody(Body, frozen=True, kw_only=True):
     response: str
     thinking: str | UnsetType = UNSET
+
+
+def silence(call: openai.ChatRequest | openai.CompletionRequest, is_chat: bool) -> bytes:
+    """A line without a word, for a stream that has nothing to say yet: of these there are no comments."""
+    said: dict[str, Any] = {"model": call.model, "created_at": instant(time.time()), "done": False}
+    body = ChatBody(message=Message(content=""), **said) if is_chat else GenerateBody(response="", **said)
+    return msgspec.json.encode(body) + b"\n"
 
 
 def instant(unix_s: float) -> str:

@@ -63,9 +63,7 @@ def send(
     currency = gw.settings.billing.currency if has_receipt else None
     if not answer.call.stream:
         return _send_body(answer, flights, account, currency)
-    stream = request.get(OUTLET) or EventStream(
-        request, gw.settings.server, gw.clock, answer.content_type, answer.keep_alive
-    )
+    stream = request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock)
     return _send_stream(stream, answer, flights, account, currency, gw.pressure)
 
 

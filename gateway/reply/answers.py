@@ -82,10 +82,6 @@ class Answer:
     """What the worker's deltas add up to. Subclasses give it one of OpenAI's shapes."""
 
     endpoint: str
-    content_type = "text/event-stream; charset=utf-8"
-    """Of its stream."""
-    keep_alive = openai.KEEP_ALIVE
-    """What its stream says in a long silence; empty: nothing."""
     _chunks: type[openai.Chunks]
     _logprobs: type[Logprobs]
     _id_prefix: str

@@ -143,8 +143,7 @@ class EventStream(Pressed):
         head.add_headers(self._request, response)
         await response.prepare(self._request)
         self._response = response
-        if self._keep_alive:
-            self._timer = self._clock.call_later(self._limits.heartbeat_s, self._tick)
+        self._timer = self._clock.call_later(self._limits.heartbeat_s, self._tick)
         return response
 
     async def write(self, events: bytes) -> bool:
