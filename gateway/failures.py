@@ -82,8 +82,8 @@ def of_http(error: web.HTTPException, request: web.Request) -> GatewayError:
     match error:
         case web.HTTPNotFound():
             meant = _meant(request)
-            hint = f"; did you mean {meant}?" if meant else ""
-            return NotFound(f"Invalid URL ({request.method} {request.path}){hint}")
+            hint = f"did you mean {meant}?" if meant else "it is not served here"
+            return NotFound(f"Invalid URL ({request.method} {request.path}); {hint}")
         case web.HTTPMethodNotAllowed():
             allowed = ", ".join(sorted(error.allowed_methods))
             return MethodNotAllowed(

@@ -343,7 +343,7 @@ async def test_every_kind_of_failure_is_one_of_the_clients_own(front: Front, cla
         await asked(claude, messages=[{"role": "user", "content": "one " * 9000}])
     with pytest.raises(anthropic.BadRequestError, match="it is a date"):
         await asked(claude, extra_headers={"anthropic-version": "new"})
-    with pytest.raises(anthropic.NotFoundError, match="Invalid URL"):
+    with pytest.raises(anthropic.NotFoundError, match="it is not served here"):
         await claude.messages.batches.list()
     task = asked(claude)
     submit = await front.peer.submitted()
