@@ -39,6 +39,11 @@ def narrowed(salt: bytes, own: str) -> bytes:
     return blake2b(own.encode(), digest_size=16, key=key_of(salt), person=b"penstock own").digest()
 
 
+def told(salt: bytes) -> str:
+    """The ``cache_salt`` of those who have this salt, for an engine elsewhere, which learns nothing of ours by it."""
+    return blake2b(salt, digest_size=32, person=b"penstock told").hexdigest()
+
+
 def root_of(salt: bytes, adapter: str, kv_dtype: str) -> bytes:
     """The salt of what is computed with this adapter, by its id; "": without any; and kept so, as ``engine.kv_dtype``
     says. Equal tokens have other keys and values under another adapter, under another version of the same, and in

@@ -60,6 +60,7 @@ class ChangedUpstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     upstream_model: str | UnsetType = UNSET
     key: Secret | UnsetType | None = UNSET
     kinds: tuple[Kind, ...] | UnsetType = UNSET
+    cache_salt: bool | UnsetType = UNSET
     overflow: bool | UnsetType = UNSET
     weight: float | UnsetType = UNSET
     priority: int | UnsetType = UNSET

@@ -103,6 +103,7 @@ async def chat(
         _most_prompt(call, prompt),
         _most_completion(call.asked_tokens, call.num_choices),
         is_exact,
+        _salt(gw, caller, call),
     )
     priority = gw.dispatch.priority_of(order)
     submit = wire.Submit(request[HEAD].request_id, prompt, sampling, call.num_choices, priority)
@@ -144,6 +145,7 @@ async def completion(
             most_prompt_tokens(prompt, 1),
             _most_completion(asked_tokens, call.num_sequences),
             text is not None or isinstance(prompt, list),
+            _salt(gw, caller, call),
         )
         sampling = openai.sampling(call, most, VOCABULARY)
         alone = msgspec.structs.replace(call, prompt=prompt, best_of=None)
@@ -241,7 +243,8 @@ async def _read(
     prompt = [token_id for each in ids for token_id in each]
     # A reranker reads the query with each of the documents, and has its own marks between them.
     most = (num_answers if kind == "rerank" else 1) * most_prompt_tokens(prompts, len(prompts))
-    asked = Asked(kind, fields, False, num_answers, most, most, text is not None or not texts)
+    salt = _salt(gw, caller, call)
+    asked = Asked(kind, fields, False, num_answers, most, most, text is not None or not texts, salt)
     pooling = wire.Pooling("score" if kind == "rerank" else "last")
     submit = wire.Submit(request[HEAD].request_id, prompt, Sampling(max_tokens=1), num_answers, pooling=pooling)
     order = gw.dispatch.order(caller, call.service_tier, len(prompt), 0)
@@ -289,6 +292,10 @@ def _send(
     if len(submit.prompt_token_ids) != order.num_prompt_tokens:
         order = msgspec.structs.replace(order, num_prompt_tokens=len(submit.prompt_token_ids))
     return gw.upstreams.submit(way.pool, asked, submit, order, here, way.is_first_here, is_let_in)
+
+
+def _salt(gw: Gateway, caller: Caller, call: AnyCall) -> str:
+    return gw.cache.told_salt_of(caller.tenant_id, caller.policy.cache, call.cache_salt)
 
 
 def _room(pool: Pool, num_prompt_tokens: int, asked_tokens: int | None, param: str) -> int:

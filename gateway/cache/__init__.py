@@ -52,6 +52,10 @@ class Cache:
         salt = prefix.salt_of(self._secret, tenant_id, cache.prefix_group)
         return salt if own is None else prefix.narrowed(salt, own)
 
+    def told_salt_of(self, tenant_id: str, cache: policy.Cache, own: str | None) -> str:
+        """The same for engines elsewhere, as their ``cache_salt``."""
+        return prefix.told(self.salt_of(tenant_id, cache, own))
+
     async def flush(self, tenant_id: str, cache: policy.Cache) -> int:
         """Forgets what is kept for this tenant, and for the group that its policy names; how many answers there were.
         Those that are being computed are not kept when they are ready."""

@@ -45,6 +45,8 @@ class Asked(msgspec.Struct, frozen=True):
     """The same of all sequences together."""
     is_exact: bool = False
     """The prompt's tokens were counted by a tokenizer."""
+    cache_salt: str = ""
+    """Under which an upstream that takes one keeps its prompt."""
     context: dict[str, str] = {}
     """Headers that say which trace it belongs to; none where it is not traced."""
 
@@ -59,12 +61,14 @@ class Asked(msgspec.Struct, frozen=True):
         fields = _canonical([self.kind, {**self.fields, "seed": None}, self.fields.get("seed") is not None])
         return hashlib.sha256(fields).hexdigest()
 
-    def body(self, model: str) -> bytes:
-        """For one that calls the model so. A stream is asked to end with its usage."""
-        if not self.streams:
-            return msgspec.json.encode({"model": model, **self.fields})
-        options = {"stream": True, "stream_options": {"include_usage": True}}
-        return msgspec.json.encode({"model": model, **self.fields, **options})
+    def body(self, model: str, is_salted: bool) -> bytes:
+        """For one that calls the model so, and takes a salt or does not. A stream is asked to end with its usage."""
+        body = {"model": model, **self.fields}
+        if is_salted:
+            body["cache_salt"] = self.cache_salt
+        if self.streams:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return msgspec.json.encode(body)
 
 
 def fields_of(call: openai.ChatRequest | openai.CompletionRequest | openai.EmbeddingRequest) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class Asking:
         """It was said of the server whether it succeeds."""
         server.asked(is_first)
         terms = server.known.terms
-        body = asked.body(terms.upstream_model or terms.model)
+        body = asked.body(terms.upstream_model or terms.model, terms.cache_salt)
         context, self._stay = asked.context, None
         if context:
             self._stay = call.stay(server.name, self.began_at)

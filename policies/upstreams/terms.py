@@ -37,6 +37,9 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The environment variable that holds its API key; empty: none, or the one that an administrator gave."""
     kinds: tuple[Kind, ...] = ("chat", "completions", "embeddings")
     """What is asked of it."""
+    cache_salt: bool = False
+    """It takes ``cache_salt``, as vLLM, SGLang and Penstock do: each tenant has one of its own there, so that its
+    prompts are found in the prefix cache by nobody else."""
     overflow: bool = False
     """The model is served here, too, and this one is asked only where its promise would be missed or no worker is
     there: at once, or when a request has waited for its turn as long as it could. Where it does not answer, workers

@@ -61,6 +61,21 @@ async def test_a_chat_is_answered_settled_and_paid_by_the_upstreams_count(front,
     assert (row["upstream"], row["counted_by"], row["model"], row["status"]) == ("far-1", "upstream", "far", 200)
 
 
+@pytest.mark.parametrize("is_salted", [True, False])
+async def test_one_that_takes_salts_gets_the_tenants_own(open_front, far, is_salted):
+    async with open_front(upstreams=(far.upstream(cache_salt=is_salted),)) as front:
+        for path, body in ("chat/completions", ASKED), ("completions", {"model": "far", "prompt": "Hello"}):
+            for own in ({}, {}, {"cache_salt": "ann"}):
+                await front.post(f"/v1/{path}", {**body, **own})
+            first, again, anns = (each.get("cache_salt") for each in far.bodies[-3:])
+            assert first == again
+            if is_salted:
+                assert len(first) == len(anns) == 64
+                assert first != anns != "ann", "another tenant may say the same"
+            else:
+                assert (first, anns) == (None, "ann")
+
+
 async def test_it_is_a_model_like_others(front):
     models = [model.id async for model in await front.client.models.list()]
     assert models == ["demo", "far"]
