@@ -158,5 +158,37 @@ def test_what_modelopt_says_may_be_in_a_file_of_its_own(tmp_path):
         logits_of(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["gptq, by rank", "awq, groups of 64"])
+def test_old_checkpoints_say_how_they_are_quantised_in_a_file_of_its_own(tmp_path, name):
+    model = write(tmp_path, METHODS[name])
+    said = {**METHODS[name].config}
+    del said["quant_method"]
+    rewrite(tmp_path, quantization_config=None)
+    if name.startswith("awq"):
+        said = {"w_bit": said["bits"], "q_group_size": said["group_size"], "zero_point": True, "version": "GEMM"}
+        (tmp_path / "quant_config.json").write_text(json.dumps(said))
+    else:
+        said |= {"damp_percent": 0.01, "model_name_or_path": None, "is_marlin_format": False}
+        (tmp_path / "quantize_config.json").write_text(json.dumps(said))
+        (tmp_path / "model.safetensors").rename(tmp_path / "gptq_model-4bit-128g.safetensors")
+    torch.testing.assert_close(logits_of(tmp_path), oracle_logits(model, TOKEN_IDS), atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({}, "quantize_config.json of this LlamaForCausalLM lacks bits"),
+        ({"bits": 3}, "the 3 bits of this GPTQ LlamaForCausalLM are not supported, but 4 and 8"),
+        ({"bits": 4, "is_marlin_format": True}, "the GPTQ format marlin of this LlamaForCausalLM is not supported"),
+    ],
+)
+def test_what_a_file_of_its_own_says_may_be_refused(tmp_path, said, sentence):
+    write(tmp_path, METHODS["gptq"], num_hidden_layers=1)
+    rewrite(tmp_path, quantization_config=None)
+    (tmp_path / "quantize_config.json").write_text(json.dumps(said))
+    with pytest.raises(ModelError, match=sentence):
+        logits_of(tmp_path)
+
+
 def test_every_form_is_one_of_ours():
     assert {method.form for method in METHODS.values()} | {Plain} == {Plain, Int8, Int4, Fp8}

@@ -142,7 +142,8 @@ class Checkpoint:
             raise ModelError(f"{self._directory} holds tensor {left[0]}{more}, which this architecture does not use")
 
     def _index(self) -> None:
-        index_path = self._directory / "model.safetensors.index.json"
+        index_path = self._named("model.safetensors.index.json")
+        whole_path = self._named("model.safetensors")
         if index_path.exists():
             weight_map = read_json(index_path).get("weight_map")
             if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
@@ -157,14 +158,20 @@ class Checkpoint:
                         f"{self._directory / file_name} lacks tensor {missing[0]}, which {index_path.name} places there"
                     )
             self._file_of = dict(weight_map)
-        elif (self._directory / "model.safetensors").exists():
-            self._file_of = dict.fromkeys(self._open("model.safetensors"), "model.safetensors")
+        elif whole_path.exists():
+            self._file_of = dict.fromkeys(self._open(whole_path.name), whole_path.name)
         else:
             others = sorted(
                 path.name for path in self._directory.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".gguf")
             )
             found = f" ({others[0]} is not a safetensors file)" if others else ""
             raise ModelError(f"{self._directory} has neither model.safetensors nor model.safetensors.index.json{found}")
+
+    def _named(self, name: str) -> Path:
+        """Of this name, or the only one that ends so: old GPTQ files are called after their bits and groups."""
+        path = self._directory / name
+        others = [] if path.exists() else list(self._directory.glob(f"*{name.removeprefix('model')}"))
+        return others[0] if len(others) == 1 else path
 
     def _open(self, file_name: str) -> list[str]:
         path = self._directory / file_name

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from worker.models.errors import ModelError
 from worker.models.fields import Fields
@@ -43,20 +43,19 @@ class Importer(Protocol):
 
 
 def importer_of(directory: Path) -> Importer | None:
-    """From config.json, or what modelopt writes beside it; None where the checkpoint is not quantised. Raises
-    ModelError."""
+    """From config.json, or what is written beside it by modelopt and by what AutoGPTQ and AutoAWQ were; None where the
+    checkpoint is not quantised. Raises ModelError."""
     config = read_json(directory / "config.json")
-    raw = config.get("quantization_config") or config.get("compression_config")
-    if raw is None and (beside := directory / "hf_quant_config.json").is_file():
-        raw = read_json(beside).get("quantization")
-        raw = {**raw, "quant_method": _MODELOPT} if isinstance(raw, dict) and raw.get("quant_algo") else None
+    raw, place = config.get("quantization_config") or config.get("compression_config"), "quantization_config"
+    if raw is None:
+        raw, place = _beside(directory)
     if raw is None:
         return None
     names = config.get("architectures") or ["model"]
     architecture = str(names[0])
     if not isinstance(raw, dict):
         raise ModelError(f"config.json of this {architecture} has an impossible quantization_config: {str(raw)[:80]}")
-    fields = Fields(raw, architecture, f"quantization_config of this {architecture}")
+    fields = Fields(raw, architecture, f"{place} of this {architecture}")
     method = fields.text("quant_method")
     if method not in _METHODS:
         supported = ", ".join(_METHODS)
@@ -66,11 +65,25 @@ def importer_of(directory: Path) -> Importer | None:
     return _METHODS[method](fields)
 
 
-_MODELOPT = "modelopt"
+def _beside(directory: Path) -> tuple[dict[str, Any] | None, str]:
+    """What a file of its own says, in the words of ``quantization_config``, and the file's name. Raises ModelError."""
+    if (path := directory / "hf_quant_config.json").is_file():
+        said = read_json(path).get("quantization")
+        if isinstance(said, dict) and said.get("quant_algo"):
+            return {**said, "quant_method": _MODELOPT}, path.name
+    if (path := directory / "quantize_config.json").is_file():
+        return {"quant_method": _GPTQ, **read_json(path)}, path.name
+    if (path := directory / "quant_config.json").is_file() and "w_bit" in (said := read_json(path)):
+        renamed = {"bits": said["w_bit"], "group_size": said.get("q_group_size", 128)}
+        return {"quant_method": _AWQ, **said, **renamed}, path.name
+    return None, ""
+
+
+_AWQ, _GPTQ, _MODELOPT = "awq", "gptq", "modelopt"
 _METHODS: dict[str, Callable[[Fields], Importer]] = {
     "compressed-tensors": CompressedTensors,
-    "awq": Awq,
-    "gptq": Gptq,
+    _AWQ: Awq,
+    _GPTQ: Gptq,
     "fp8": FinegrainedFp8,
     _MODELOPT: ModelOpt,
     "mxfp4": Mxfp4,

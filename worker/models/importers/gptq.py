@@ -29,7 +29,8 @@ class Gptq:
         if self._bits not in (4, 8):
             raise ModelError(f"the {self._bits} bits of this GPTQ {fields.architecture} are not supported, but 4 and 8")
         self._group = group_size(fields)
-        layout = fields.text("checkpoint_format", fields.text("format", "gptq"))
+        layout = "marlin" if fields.flag("is_marlin_format", False) else "gptq"
+        layout = fields.text("checkpoint_format", fields.text("format", layout))
         if layout not in ("gptq", "gptq_v2"):
             raise ModelError(f"the GPTQ format {layout[:80]} of this {fields.architecture} is not supported")
         self._is_less_one = layout == "gptq"
