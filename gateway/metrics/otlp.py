@@ -164,10 +164,13 @@ def _exporter(config: Metrics, answers: Answers) -> Any:
         return exporter
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as Http
 
+    from gateway import whole_answers
+
     endpoint = config.otlp_endpoint.rstrip("/")
     exporter = Http(endpoint if endpoint.endswith("/v1/metrics") else f"{endpoint}/v1/metrics", timeout=TIMEOUT_S)
     with contextlib.suppress(AttributeError):  # where another release keeps it is nowhere written
         session = getattr(exporter, "_session", None) or exporter._client._transport._session
+        whole_answers.mount(session)
         session.hooks["response"].append(answers.by_http)
     return exporter
 

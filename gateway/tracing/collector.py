@@ -257,6 +257,8 @@ def exporter_of(order: Order, said: Said) -> SpanExporter:
         return exporter  # type: ignore[no-any-return]
     from opentelemetry.exporter.otlp.proto.http import trace_exporter as by_http
 
+    from gateway import whole_answers
+
     by_http.encode_spans = as_it_is  # type: ignore[attr-defined,assignment]
     endpoint = order.endpoint.rstrip("/")
     if endpoint and not endpoint.endswith("/v1/traces"):
@@ -264,6 +266,7 @@ def exporter_of(order: Order, said: Said) -> SpanExporter:
     exporter = by_http.OTLPSpanExporter(endpoint=endpoint or None, headers=headers, timeout=order.timeout_s)
     with suppress(AttributeError):  # where another release keeps it is nowhere written
         session = getattr(exporter, "_session", None) or exporter._client._transport._session
+        whole_answers.mount(session)
         session.hooks["response"].append(said.answered)
     return exporter  # type: ignore[no-any-return]
 
