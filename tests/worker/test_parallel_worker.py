@@ -9,6 +9,8 @@ import os
 import select
 import signal
 import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -27,7 +29,9 @@ from tests.worker.tiny import checkpoint
 from worker.engine import Engine
 from worker.inputs import Span
 from worker.kv_cache import KVShape
-from worker.models import Layout
+from worker.models import Layout, ModelError
+from worker.parallel import runner as parallel_runner
+from worker.parallel.duty import Duty
 from worker.parallel.runner import ParallelRunner
 from worker.runner import Runner
 from worker.sampler import Sampler
@@ -231,6 +235,23 @@ def test_a_rank_that_dies_while_it_loads_is_no_reason_not_to_try_again(source):
         os.kill(others[0], signal.SIGKILL)
         assert worker.exit_status() == 3
         assert worker.lines == ["penstock worker: rank 1 ended with signal 9"]
+
+
+def test_a_rank_that_dies_is_named_while_rank_0_still_loads(source, monkeypatch):
+    lost: list[Exception] = []
+    is_named = threading.Event()
+
+    def load_without_end(*args: object, **options: object) -> None:
+        assert is_named.wait(PATIENCE_S)
+        raise ModelError("enough")
+
+    monkeypatch.setattr(parallel_runner, "load_model", load_without_end)
+    monkeypatch.setattr(Duty, "command", lambda duty: [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    engine = EngineSettings(device="cpu", tensor_parallel=2)
+    told = WorkerSettings("w", "tiny", str(source), "nowhere", engine=engine)
+    with pytest.raises(ModelError, match="enough"):
+        ParallelRunner.load(told, lambda fault: (lost.append(fault), is_named.set()))
+    assert [str(fault) for fault in lost] == ["rank 1 ended with signal 9"]
 
 
 def test_an_idle_worker_notices_that_a_rank_is_gone_and_leaves_no_other(source):

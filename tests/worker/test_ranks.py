@@ -13,7 +13,7 @@ import pytest
 from tests.worker.peer import PATIENCE_S
 from worker.parallel import ranks as module
 from worker.parallel.control import Loaded, Meet
-from worker.parallel.ranks import Ranks
+from worker.parallel.ranks import RankEnded, Ranks
 
 RANK = """
 import os, socket, sys
@@ -24,6 +24,7 @@ if (told := control.hear()) is not None:
     os._exit(told.port)
 """
 """One that ends as it is told, or is killed."""
+SILENT = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)"
 
 
 @pytest.fixture
@@ -86,6 +87,16 @@ def test_a_rank_that_ends_by_itself_is_named_with_its_exit_status(two):
     two.watch(lost.append)
     two.leave()
     assert told(lost) == ["rank 1 ended with exit status 3"]
+
+
+def test_a_rank_that_is_gone_is_named_while_others_have_not_spoken():
+    programs = {1: SILENT, 2: RANK}
+    with contextlib.closing(
+        Ranks(3, lambda rank, *files: [sys.executable, "-c", programs[rank], str(files[0])])
+    ) as ranks:
+        os.kill(ranks.pids[1], signal.SIGKILL)
+        with pytest.raises(RankEnded, match=r"^rank 2 ended with signal 9$"):
+            ranks.hear(Loaded)
 
 
 def test_ranks_that_end_because_they_are_left_are_not_lost(two):

@@ -64,14 +64,19 @@ class Ranks:
             control.tell(message)
 
     def hear(self, kind: type[Kind]) -> list[Kind]:
-        """One message of each. Raises ModelError where one cannot start, RankEnded where one is gone."""
-        heard = []
-        for place, control in enumerate(self._controls):
-            message = control.hear()
-            if not isinstance(message, kind):
-                raise self._fault(place, message)
-            heard.append(message)
-        return heard
+        """One message of each. Raises ModelError where one cannot start, RankEnded where one is gone, whomever the
+        others keep waiting.
+        """
+        heard: dict[int, Kind] = {}
+        poll, places = self._polled(select.POLLIN)
+        while len(heard) < len(self._controls):
+            for number, _ in poll.poll():
+                message = self._controls[place := places[number]].hear()
+                if not isinstance(message, kind):
+                    first = self._first_to_end([place])
+                    raise self._fault(first, message if first == place else None)
+                heard[place] = message
+        return [heard[place] for place in range(len(self._controls))]
 
     def tell_to_read(self, message: Read) -> None:
         """All of them, beside the steps. Raises OSError where one is gone."""
@@ -147,13 +152,17 @@ class Ranks:
                 process.kill()
                 process.wait()
 
-    def _wait(self, lost: Lost, left: socket.socket) -> None:
-        poll = select.poll()
-        poll.register(left, select.POLLIN)
-        places = {}
+    def _polled(self, events: int) -> tuple[select.poll, dict[int, int]]:
+        """Their sockets, each of them with its place."""
+        poll, places = select.poll(), {}
         for place, control in enumerate(self._controls):
             places[control.connection.fileno()] = place
-            poll.register(control.connection, 0)  # nothing but its end
+            poll.register(control.connection, events)
+        return poll, places
+
+    def _wait(self, lost: Lost, left: socket.socket) -> None:
+        poll, places = self._polled(0)  # nothing but their ends
+        poll.register(left, select.POLLIN)
         with left:
             # One that has ended is told of also where this process leaves already: for want of it, perhaps.
             ended = [places[number] for number, _ in poll.poll() if number in places]

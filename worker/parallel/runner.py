@@ -84,7 +84,8 @@ class ParallelRunner:
         found = msgspec.structs.replace(settings, source=str(path))
         ranks = Ranks(layout.num_ranks, lambda rank, *files: Duty(found, rank, *files).command())
         try:
-            model = load_model(found.source, found.engine, layout, turn=own_turn(found))
+            with ranks.watched(lost):
+                model = load_model(found.source, found.engine, layout, turn=own_turn(found))
             return cls._joined(model, found.engine, layout, ranks, lost)
         except BaseException:
             ranks.close()
