@@ -127,7 +127,8 @@ async def prepared(
     wanted = None
     if tools is not None:
         names = frozenset(each.name for each in tools.functions)
-        wanted = Wanted(names, tools.several, tools.schemas, tools.custom)
+        withheld = frozenset(each["function"]["name"] for each in tools.shown) - names
+        wanted = Wanted(names, tools.several, tools.schemas, tools.custom, withheld)
     parsers = text.tongue.parsers(wanted, is_thinking)
     return shaped(call, [reply.Part(submit)], text, model, gw.dispatch.tier_of(order), parsers), order
 

@@ -121,7 +121,7 @@ class Channels:
         """Of the message with this head; a call begins."""
         if (named := _FUNCTION.search(head)) is not None:
             wanted, name = self._wanted, named[1]
-            if wanted is None or name not in wanted.names or (self.num_calls and not wanted.several):
+            if wanted is None or not wanted.is_call(name) or (self.num_calls and not wanted.several):
                 return Kind.CONTENT
             self._events.append(ToolCallBegin(self.num_calls, new_call_id(self._calls), name))
             self.num_calls += 1

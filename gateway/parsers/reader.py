@@ -1,12 +1,14 @@
 """The parser of models that write reasoning first, then text and calls, one after the other.
 
 Text goes through a buffer: each state takes from its front what can be told by now whatever follows, so the events do
-not depend on how the tokens arrived. A call is only a call once its name is one of the request's tools and its
-arguments have begun; until then it is held, and what turns out to be something else is content, word for word.
+not depend on how the tokens arrived. A call is only a call once its name is one of the request's tools, or any behind a
+word that only calls have, and its arguments have begun; until then it is held, and what turns out to be something else
+is content, word for word.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 import string
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +22,7 @@ from gateway.parsers.scan import MAX_HELD_CHARS, NotACall, Read
 
 MIN_WORD_CHARS = 2
 """Of a word that was cut: less is more likely something else."""
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _ID_CHARS = string.ascii_letters + string.digits
 
 
@@ -40,6 +43,13 @@ class Wanted(NamedTuple):
     """What their arguments have to be, by the names of tools and of arguments."""
     custom: frozenset[str] = frozenset()
     """Of the names, those of tools that take text."""
+    withheld: frozenset[str] = frozenset()
+    """Tools of the request that may not be called."""
+
+    def is_call(self, name: str) -> bool:
+        """Of what is marked as one. A name that nobody offered is a client's to answer, as it is OpenAI's and vLLM's:
+        a model that hears that there is no such tool takes another."""
+        return name in self.names or (name not in self.withheld and _NAME.fullmatch(name) is not None)
 
 
 class Reader:
@@ -234,7 +244,9 @@ class Reader:
     def begin(self, name: str) -> None:
         assert self._wanted is not None
         assert self._calls is not None
-        if name not in self._wanted.names or (self.num_calls and not self._wanted.several):
+        is_marked = bool(self._opened_by.strip())
+        is_call = self._wanted.is_call(name) if is_marked else name in self._wanted.names
+        if not is_call or (self.num_calls and not self._wanted.several):
             raise NotACall
         self._tell()
         self._events.append(ToolCallBegin(self.num_calls, new_call_id(self._calls), name))

@@ -51,7 +51,8 @@ def reader(
     words = THINKING[thinking] if thinking else None
     all_words = (*calls.marks, *(words or ()))
     marks = marks_of(all_words, {word: 1000 + i for i, word in enumerate(all_words)} if special else {})
-    return Reader(marks, words, is_thinking, calls, None if names is None else Wanted(names, several))
+    wanted = None if names is None else Wanted(names, several, withheld=frozenset({"held"}))
+    return Reader(marks, words, is_thinking, calls, wanted)
 
 
 def pieces_of(text: str, of: Reader) -> list[str]:
@@ -217,7 +218,8 @@ def test_how_it_arrives_changes_nothing(text, family, thinking, special, is_thin
     [
         "Use <tool_call> to call.",
         '<tool_call>\n{"name": "get_weather", "argume',
-        '<tool_call>{"name": "delete_all", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "held", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "delete it all", "arguments": {}}</tool_call>',
         "<tool_call>{'name': 'get_weather'}</tool_call>",
         '<tool_call>{"name": "get_weather", "arguments": [1]}</tool_call>',
         '<tool_call>{"arguments": {"city": "Paris"}}</tool_call>',
@@ -231,6 +233,13 @@ def test_what_only_looks_like_a_call_is_content(text):
     of = reader("hermes")
     assert read(of, list(text)) == Said(text or None, None, ())
     assert of.num_calls == 0
+
+
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"json"}))
+def test_a_name_that_was_not_offered_is_called_where_a_word_says_that_it_is_a_call(family):
+    text = WRITTEN[family].replace("get_time", "delete_all")
+    of = reader(family)
+    assert [call.name for call in read(of, pieces_of(text, of)).calls] == ["get_weather", "delete_all"]
 
 
 def test_json_that_calls_nothing_is_content():

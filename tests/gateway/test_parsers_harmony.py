@@ -71,11 +71,14 @@ def test_a_call_that_was_cut_has_the_arguments_that_were_said():
 
 
 def test_what_is_for_nobody_here_is_no_call():
-    other = CALL.replace("get_weather", "delete_all")
-    assert told(other) == Said('{"city": "Arden"}', None, ())
     assert told(CALL, names=None) == Said('{"city": "Arden"}', None, ())
     python = "<|channel|>analysis to=python code<|message|>print(1)<|call|>"
     assert told(python) == Said(None, "print(1)", ())
+
+
+def test_a_name_that_was_not_offered_is_called():
+    (call,) = told(CALL.replace("get_weather", "delete_all")).calls
+    assert (call.name, call.arguments) == ("delete_all", '{"city": "Arden"}')
 
 
 def test_one_call_is_all_where_one_is_allowed():
