@@ -24,7 +24,10 @@ MAX_CHOICES = 1024
 """Choices of one request, ``n`` times its prompts."""
 MAX_STOPS = 64
 """OpenAI takes four; an editor that completes code sends all that could begin something else."""
+MAX_BIASES = 1024
+"""vLLM's. Each is added at every step, and those of a whole vocabulary hold up everybody's."""
 
+Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Named = Annotated[str, Meta(max_length=512)]
@@ -57,7 +60,7 @@ class Generation(Extras, frozen=True, kw_only=True):
     top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stream: bool | None = None

@@ -113,6 +113,7 @@ REFUSED = [
     (CHAT, chat(logit_bias={"600": 1}), "logit_bias", None),
     (CHAT, chat(logit_bias={"5": 101}), "logit_bias", "decimal_above_max_value"),
     (CHAT, chat(logit_bias=[1]), "logit_bias", "invalid_type"),
+    (CHAT, chat(logit_bias={str(i): 1 for i in range(1025)}), "logit_bias", "object_above_max_properties"),
     (CHAT, chat(logprobs=5), "logprobs", "invalid_type"),
     (CHAT, chat(top_logprobs=5), "top_logprobs", None),
     (CHAT, chat(logprobs=True, top_logprobs=21), "top_logprobs", "integer_above_max_value"),
