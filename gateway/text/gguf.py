@@ -70,7 +70,7 @@ _CUTS = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "minerva-7b", "exaone"), _DIGITS),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), _LLAMA3),
     "smaug-bpe": _LLAMA3._replace(takes_whole_words=False, adds_begin=False),
-    "dbrx": _LLAMA3._replace(takes_whole_words=False, adds_begin=False),
+    **dict.fromkeys(("dbrx", "glm4", "chatglm-bpe"), _LLAMA3._replace(takes_whole_words=False, adds_begin=False)),
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "megrez": _QWEN2._replace(composes=False),

@@ -22,9 +22,12 @@ KINDS |= {"olmo2": "Olmo2ForCausalLM", "olmo3": "Olmo3ForCausalLM", "olmoe": "Ol
 KINDS |= {"exaone": "LlamaForCausalLM", "exaone4": "Exaone4ForCausalLM", "internlm2": "LlamaForCausalLM"}
 KINDS |= {"qwen2vl": "Qwen2ForCausalLM", "qwen3vl": "Qwen3ForCausalLM", "qwen3vlmoe": "Qwen3MoeForCausalLM"}
 KINDS |= {"ernie4_5": "Ernie4_5ForCausalLM", "granite": "GraniteForCausalLM", "minicpm": "GraniteForCausalLM"}
+KINDS |= {"glm4": "Glm4ForCausalLM", "chatglm": "GlmForCausalLM", "mistral3": "Ministral3ForCausalLM"}
+KINDS |= {"granitemoe": "GraniteMoeSharedForCausalLM", "qwen2moe": "Qwen2MoeForCausalLM"}
 _CALLED = {"mistral": "llama", "mixtral": "llama", "deepseek3": "deepseek2", "olmo3": "olmo2"}
 """Those that llama.cpp calls otherwise."""
-_TURNED = ("granite", "internlm2", "llama", "minicpm", "smollm3")
+_TURNED = ("granite", "granitemoe", "internlm2", "llama", "minicpm", "mistral3", "smollm3")
+_SCALED = ("granite", "granitemoe", "minicpm")
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 256,
@@ -127,7 +130,7 @@ def write(
 ) -> Any:
     """``model`` as a GGUF of this architecture; afterwards it has the weights that the file means. ``kinds``: how
     matrices are stored, by the last part of their name in the file ("attn_q"), "experts" for theirs, "" for all others;
-    with "ffn_gate_up_exps" gates and what they open are one.
+    with "ffn_gate_up_exps" gates and what they open are one, with "attn_qkv" queries, keys and values.
     ``experts_apart``: each has tensors of its own, as in old files. ``max_tensors``: in parts of so many each, which
     have their names of ``path``."""
     kinds = {"": kinds} if isinstance(kinds, str) else kinds
@@ -150,6 +153,20 @@ def write(
             continue
         if ending == "sinks":
             module, ending = name, "weight"
+        if module.endswith("shared_mlp.input_linear"):
+            for part, half in zip(("gate", "up"), parameter.detach().chunk(2), strict=True):
+                writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_{part}_shexp.weight", half.numpy())
+            continue
+        if "attn_qkv" in kinds and module.endswith((".q_proj", ".k_proj")):
+            continue
+        if "attn_qkv" in kinds and module.endswith(".v_proj"):
+            attention = model.get_submodule(module.removesuffix(".v_proj"))
+            parts = (getattr(attention, f"{part}_proj").get_parameter(ending) for part in "qkv")
+            parameter, module = torch.cat([*parts]), f"blk.{name.split('.')[2]}.attn_qkv"
+        if module.endswith("block_sparse_moe.router"):
+            module = f"{module}.layer"
+        if module.endswith("shared_expert_gate"):
+            parameter = parameter.flatten()
         module = names.get_name(module) or module
         if module.endswith("gate_up_proj"):
             module = f"blk.{module.split('.')[2]}.ffn_up"
@@ -267,11 +284,16 @@ def _describe(writer: Any, config: Any, architecture: str, family: str) -> None:
         if architecture in ("exaone4", "olmo2"):
             writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     stretched = ropes.get("full_attention", ropes)
-    if architecture in ("gpt-oss", "olmo2") and stretched["rope_type"] == "yarn":
+    if architecture == "mistral3":
+        writer.add_rope_scaling_yarn_log_mul(ropes["mscale_all_dim"])
+        writer.add_attn_temperature_scale(ropes["llama_4_scaling_beta"])
+    if shared := getattr(config, "shared_expert_intermediate_size", getattr(config, "shared_intermediate_size", 0)):
+        writer.add_expert_shared_feed_forward_length(shared)
+    if architecture in ("gpt-oss", "mistral3", "olmo2") and stretched["rope_type"] == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(stretched["factor"])
         writer.add_rope_scaling_orig_ctx_len(stretched["original_max_position_embeddings"])
-    if architecture in ("granite", "minicpm"):
+    if architecture in _SCALED:
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)

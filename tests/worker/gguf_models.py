@@ -66,6 +66,33 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "exaone4",
         {"sliding_window": 9, "num_hidden_layers": 5, "head_dim": 64, "rope_parameters": ROPE},
     ),
+    "chatglm": ("chatglm", {"head_dim": 64}),
+    "glm4": (
+        "glm4",
+        {"head_dim": 64, "attention_bias": False, "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}},
+    ),
+    "glm4, biased": ("glm4", {"head_dim": 32, "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25}}),
+    "granitemoe": (
+        "granitemoe",
+        {**GRANITE, "attention_multiplier": 0.05, "num_local_experts": 6, "shared_intermediate_size": 96},
+    ),
+    "granitemoe, nothing shared": ("granitemoe", {**GRANITE, "num_local_experts": 6, "shared_intermediate_size": 0}),
+    "mistral3": (
+        "mistral3",
+        {
+            "head_dim": 64,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+        },
+    ),
+    "qwen2moe": (
+        "qwen2moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 96,
+        },
+    ),
     "granite": ("granite", {**GRANITE, "attention_multiplier": 0.05}),
     "internlm2": ("internlm2", {}),
     "minicpm": ("minicpm", {**GRANITE, "attention_multiplier": 0.125}),

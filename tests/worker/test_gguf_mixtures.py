@@ -44,7 +44,8 @@ def test_experts_are_read_without_a_loss_side_by_side_and_apart(tmp_path, name, 
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("mixtral", "Q4_0"), ("qwen3moe", "Q4_0"), ("gpt-oss", "MXFP4"), ("deepseek3", "Q4_0")]
+    ("name", "kind"),
+    [("mixtral", "Q4_0"), ("qwen3moe", "Q4_0"), ("gpt-oss", "MXFP4"), ("deepseek3", "Q4_0"), ("qwen2moe", "Q4_0")],
 )
 def test_ranks_share_the_experts_of_a_file(tmp_path, name, kind):
     architecture, changes = MODELS[name]

@@ -61,6 +61,8 @@ class Mixture:
     dense_size: int = field(default=0, kw_only=True)
     shared_size: int = field(default=0, kw_only=True)
     """Inner width of ``mlp.shared_experts``, an MLP that every token goes through besides; 0: there is none."""
+    is_shared_weighed: bool = field(default=False, kw_only=True)
+    """What it says is multiplied by the sigmoid of one number, of which ``mlp.shared_expert_gate`` is the matrix."""
     scores: Literal["softmax", "sigmoid"] = field(default="softmax", kw_only=True)
     """Sigmoids have a bias beside the router that is for choosing alone."""
     num_groups: int = field(default=1, kw_only=True)

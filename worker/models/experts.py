@@ -65,6 +65,8 @@ class Experts:
     shared_gate_up: Linear | None = None
     """Of what every token goes through."""
     shared_down: Linear | None = None
+    shared_router: Linear | None = None
+    """One row, where what every token goes through is weighed."""
     together: Together | None = None
     """In place of ``gate_up`` and ``down``, which then are views of the same memory, for rows whose experts have
     nothing added to what they multiply."""
@@ -87,7 +89,10 @@ class Experts:
                 mixed[own] = self._apart(x[own], logits[own], ops, activation, layer, left)
         if self.shared_gate_up is not None and self.shared_down is not None:
             places: Places = "shared_gate_up", "shared_down"
-            mixed += feed(x, self.shared_gate_up, self.shared_down, ops, activation, layer, additions, places)
+            shared = feed(x, self.shared_gate_up, self.shared_down, ops, activation, layer, additions, places)
+            if self.shared_router is not None:
+                shared = shared * sigmoids(self.shared_router.wide(x)).to(shared.dtype)
+            mixed += shared
         return mixed
 
     def _apart(

@@ -226,7 +226,12 @@ class _Builder:
                 self._source.tensor(name, (mixture.num_experts,), dtype=torch.float32)
                 if mixture.scores == "sigmoid"
                 else None,
-                mlp("mlp.shared_experts", mixture.shared_size, False) if mixture.shared_size else (None, None),
+                (
+                    *mlp("mlp.shared_experts", mixture.shared_size, False),
+                    self._shared_router(prefix) if mixture.is_shared_weighed else None,
+                )
+                if mixture.shared_size
+                else (None, None, None),
             )
         if latent is None:
             parts = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
@@ -322,7 +327,7 @@ class _Builder:
         gate_up: _OfExperts,
         down: _OfExperts,
         correction: Tensor | None = None,
-        shared: tuple[Linear | None, Linear | None] = (None, None),
+        shared: tuple[Linear | None, Linear | None, Linear | None] = (None, None, None),
     ) -> Experts:
         at_once = together_of(mixture, gate_up[1], down[1], correction, self._means.is_repeatable)
         return Experts(mixture, router, gate_up[0], down[0], correction, *shared, at_once)
@@ -331,6 +336,10 @@ class _Builder:
         """It is small, and what it chooses is worth exactness: none is quantised, here or by others."""
         shape = mixture.num_experts, self._architecture.hidden_size
         return linear_of(Plain(self._source.tensor(f"{prefix}{mixture.router}.weight", shape)), bias, self._means)
+
+    def _shared_router(self, prefix: str) -> Linear:
+        weight = self._source.tensor(f"{prefix}mlp.shared_expert_gate.weight", (self._architecture.hidden_size,))
+        return linear_of(Plain(weight[None]), None, self._means)
 
     def _linear(self, form: Form, bias: Tensor | None, gated: bool = False) -> Linear:
         return linear_of(self._stored(form), bias, self._means, gated)

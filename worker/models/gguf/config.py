@@ -18,7 +18,7 @@ from worker.models.errors import ModelError
 from worker.models.families import FAMILIES
 from worker.models.fields import Fields
 from worker.models.gguf.file import GgufFile
-from worker.models.gguf.kin import KIN, of_kin
+from worker.models.gguf.kin import KIN, PARTLY_TURNING, of_kin
 
 _FAMILIES = {
     **KIN,
@@ -26,6 +26,7 @@ _FAMILIES = {
     "gemma3": "Gemma3ForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mistral3": "LlamaForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
@@ -33,17 +34,25 @@ _FAMILIES = {
 _MIXTURES = {
     "deepseek2": "DeepseekV2ForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
+    "granitemoe": "MixtralForCausalLM",
     "llama": "MixtralForCausalLM",
     "olmoe": "OlmoeForCausalLM",
+    "qwen2moe": "MixtralForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
     "qwen3vlmoe": "Qwen3MoeForCausalLM",
 }
-PERMUTED = frozenset(("ernie4_5", "granite", "internlm2", "llama", "minicpm", "mistral", "smollm3"))
+PERMUTED = frozenset(
+    (
+        *("chatglm", "ernie4_5", "glm4", "granite", "granitemoe", "internlm2", "llama", "minicpm", "mistral"),
+        *("mistral3", "smollm3"),
+    )
+)
 """Architectures whose query and key rows are stored in pairs that turn together."""
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
 """Tokens by which the served families end an answer: older files name but one of theirs."""
-_HARMONY_ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")
-"""Those of gpt-oss, where <|end|> ends one message of several."""
+_GLM_ENDS = ("<|user|>", "<|observation|>", "<|endoftext|>")
+_OTHER_ENDS = {"gpt-oss": ("<|return|>", "<|call|>", "<|endoftext|>"), "glm4": _GLM_ENDS, "chatglm": _GLM_ENDS}
+"""Of gpt-oss, where <|end|> ends one message of several; and where who speaks next is what ends an answer."""
 _CONTROL = 3
 _SIGMOIDS = 2
 """What experts are scored by, of ``expert_gating_func``."""
@@ -89,7 +98,7 @@ class _Reader:
         if family in ("LlamaForCausalLM", "MistralForCausalLM"):
             return replace(
                 architecture,
-                qkv_bias="blk.0.attn_q.bias" in tensors,
+                qkv_bias=not tensors.keys().isdisjoint(("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")),
                 output_bias="blk.0.attn_output.bias" in tensors,
                 mlp_bias="blk.0.ffn_up.bias" in tensors,
             )
@@ -125,7 +134,11 @@ class _Reader:
             "sliding_window": self._integer("attention.sliding_window", 0) or None,
             "dtype": "float16" if any(place.kind.name == "F16" for place in tensors.values()) else "bfloat16",
         }
-        if name == "phi3":
+        if name in PARTLY_TURNING and (rotary_dim > head_dim or rotary_dim % 2):
+            raise ModelError(f"{self._file.path} turns {rotary_dim} of the {head_dim} dimensions of a head")
+        if name in PARTLY_TURNING:
+            config["rotary_dim"] = rotary_dim or head_dim
+        elif name == "phi3":
             config["partial_rotary_factor"] = (rotary_dim or head_dim) / max(head_dim, 1)
         elif not is_latent and rotary_dim not in (0, head_dim):
             raise ModelError(
@@ -135,8 +148,11 @@ class _Reader:
             config |= self._gemma(config)
         if name in ("exaone4", "gpt-oss", "olmo2"):
             config |= self._layer_kinds(config["num_hidden_layers"])
-        if name in ("granite", "minicpm"):
+        if name in ("granite", "granitemoe", "minicpm"):
             config["scales"] = self._scales(config)
+            config["shared_size"] = self._integer("expert_shared_feed_forward_length", 0)
+        if name == "mistral3":
+            config["temperature_scale"] = self._number("attention.temperature_scale", 0.0)
         scaling = self._rope_scaling(config)
         if scaling is None:
             return config
@@ -144,11 +160,15 @@ class _Reader:
         return config | {"rope_scaling": scaling, "original_max_position_embeddings": original}
 
     def _mixture(self, config: dict[str, Any], num_experts: int) -> dict[str, Any]:
-        size = self._integer("expert_feed_forward_length", config["intermediate_size"])
+        size, num_chosen = config["intermediate_size"], self._integer("expert_used_count")
+        if self._name == "qwen2moe":
+            config["shared_size"] = self._integer("expert_shared_feed_forward_length", size)
+            size //= max(num_chosen, 1)
+        size = self._integer("expert_feed_forward_length", size)
         return {
             "num_local_experts": num_experts,
             "num_experts": num_experts,
-            "num_experts_per_tok": self._integer("expert_used_count"),
+            "num_experts_per_tok": num_chosen,
             "intermediate_size": size,
             "moe_intermediate_size": size,
             "norm_topk_prob": self._name != "olmoe",
@@ -271,6 +291,8 @@ class _Reader:
         if self._name == "deepseek2" and self._has("rope.scaling.yarn_log_multiplier"):
             # A tenth of mscale_all_dim, which mscale equals in all that are published.
             scaling["mscale"] = scaling["mscale_all_dim"] = 10 * self._number("rope.scaling.yarn_log_multiplier")
+        elif self._name == "mistral3" and self._number("rope.scaling.yarn_log_multiplier", 0.0):
+            scaling |= {"mscale": 1.0, "mscale_all_dim": self._number("rope.scaling.yarn_log_multiplier")}
         elif temperature != 1.0:
             scaling["attention_factor"] = temperature * (0.1 * math.log(max(factor, 1.0)) + 1.0)
         return scaling
@@ -295,7 +317,7 @@ class _Reader:
         ]
         if "tokenizer.ggml.tokens" in header.metadata and "tokenizer.ggml.token_type" in header.metadata:
             kinds = header.numbers("tokenizer.ggml.token_type")
-            known = _HARMONY_ENDS if self._name == "gpt-oss" else _ENDS
+            known = _OTHER_ENDS.get(self._name, _ENDS)
             for token_id, (token, kind) in enumerate(zip(header.texts("tokenizer.ggml.tokens"), kinds, strict=False)):
                 if kind == _CONTROL and token in known:
                     ends.append(token_id)
@@ -305,7 +327,13 @@ class _Reader:
         return f"{self._name}.{key}" in self._header.metadata
 
     def _integer(self, key: str, default: int | None = None) -> int:
-        return self._header.integer(f"{self._name}.{key}", default)
+        key = f"{self._name}.{key}"
+        if not isinstance(self._header.metadata.get(key), Array):
+            return self._header.integer(key, default)
+        of_layers = set(self._header.numbers(key))
+        if len(of_layers) != 1:
+            raise ModelError(f"the layers of {self._file.path} differ in their {key}, which is not supported")
+        return int(of_layers.pop())
 
     def _number(self, key: str, default: float | None = None) -> float:
         return self._header.number(f"{self._name}.{key}", default)

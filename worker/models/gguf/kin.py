@@ -12,10 +12,12 @@ from worker.models.architecture import Architecture, Rope
 from worker.models.facts import beyond_float16
 
 KIN = {
+    "chatglm": "LlamaForCausalLM",
     "ernie4_5": "LlamaForCausalLM",
     "exaone": "LlamaForCausalLM",
     "exaone4": "Olmo2ForCausalLM",
     "gemma": "LlamaForCausalLM",
+    "glm4": "LlamaForCausalLM",
     "granite": "LlamaForCausalLM",
     "internlm2": "LlamaForCausalLM",
     "minicpm": "LlamaForCausalLM",
@@ -26,6 +28,8 @@ KIN = {
     "smollm3": "LlamaForCausalLM",
 }
 """Those of pictures are of text alone here, where each token has but one position."""
+PARTLY_TURNING = ("chatglm", "glm4")
+"""Those of which the first dimensions of each head turn, as many as the file says."""
 
 
 def of_kin(name: str, architecture: Architecture, config: dict[str, Any]) -> Architecture:
@@ -40,6 +44,30 @@ def _gemma(architecture: Architecture, config: dict[str, Any]) -> Architecture:
     return replace(architecture, activation="gelu_tanh", embedding_scale=scale, dtype=dtype)
 
 
+def _chatglm(architecture: Architecture, config: dict[str, Any]) -> Architecture:
+    """GLM-4: Llama that turns a part of each head."""
+    return replace(architecture, ropes=(replace(architecture.ropes[0], rotary_dim=config["rotary_dim"]),))
+
+
+def _glm4(architecture: Architecture, config: dict[str, Any]) -> Architecture:
+    """GLM-4 of 2025, with norms behind attention and MLP as well."""
+    return replace(
+        _chatglm(architecture, config),
+        attention_post_norm="post_attention_layernorm",
+        mlp_pre_norm="pre_feedforward_layernorm",
+        mlp_post_norm="post_feedforward_layernorm",
+    )
+
+
+def _mistral3(architecture: Architecture, config: dict[str, Any]) -> Architecture:
+    """Ministral 3 multiplies queries by what grows with each context of pretraining behind the first, which is all that
+    is served."""
+    if not config["temperature_scale"]:
+        return architecture
+    reach = architecture.ropes[0].original_max_positions or architecture.max_positions
+    return replace(architecture, max_positions=min(architecture.max_positions, reach))
+
+
 def _granite(architecture: Architecture, config: dict[str, Any]) -> Architecture:
     """Llama with factors: of embedding, scores and logits, and of what each layer adds. A stream that is divided by the
     last has sums without it, and norms see no difference where what they add to its square is divided likewise."""
@@ -51,6 +79,20 @@ def _granite(architecture: Architecture, config: dict[str, Any]) -> Architecture
         attention_scale=scales["attention"] or architecture.attention_scale,
         head_scale=1.0 / scales["logit"],
     )
+
+
+def _granitemoe(architecture: Architecture, config: dict[str, Any]) -> Architecture:
+    """Its experts may have one beside them that every token goes through."""
+    assert architecture.mixture is not None
+    mixture = replace(architecture.mixture, shared_size=config["shared_size"])
+    return _granite(replace(architecture, mixture=mixture), config)
+
+
+def _qwen2moe(architecture: Architecture, config: dict[str, Any]) -> Architecture:
+    """Qwen 2 with experts whose weights stay as they are, and one beside them that is weighed by itself."""
+    assert architecture.mixture is not None
+    mixture = replace(architecture.mixture, is_normed=False, shared_size=config["shared_size"], is_shared_weighed=True)
+    return replace(architecture, mixture=mixture, qkv_bias=True)
 
 
 def _smollm3(architecture: Architecture, config: dict[str, Any]) -> Architecture:
@@ -96,10 +138,15 @@ def _turning(architecture: Architecture, turns: Sequence[bool]) -> Architecture:
 
 
 _CHANGES: dict[str, Callable[[Architecture, dict[str, Any]], Architecture]] = {
+    "chatglm": _chatglm,
     "exaone4": _exaone4,
     "gemma": _gemma,
+    "glm4": _glm4,
     "granite": _granite,
+    "granitemoe": _granitemoe,
     "minicpm": _granite,
+    "mistral3": _mistral3,
     "olmo2": _olmo2,
+    "qwen2moe": _qwen2moe,
     "smollm3": _smollm3,
 }

@@ -13,7 +13,7 @@ from worker.models.architecture import Architecture
 from worker.models.errors import ModelError
 from worker.models.fitting import dense_of, together
 from worker.models.forms import Form, Int8, Plain, alone
-from worker.models.gguf.blocks import KINDS, OTHERS, form_of, values_of
+from worker.models.gguf.blocks import FLOATS, KINDS, OTHERS, form_of, values_of
 from worker.models.gguf.config import PERMUTED
 from worker.models.gguf.file import GgufFile
 from worker.models.shard import Part
@@ -41,6 +41,7 @@ _INNER = {
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
@@ -48,6 +49,7 @@ _INNER = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_OF_QKV = re.compile(r"(blk\.\d+)\.attn_([qkv])\.(weight|bias)")
 _WHOLE = {"self_attn.sinks": "attn_sinks.weight", "mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}
 """Those whose names end otherwise in the file."""
 _OF_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
@@ -71,7 +73,10 @@ class GgufSource(FileSource):
         self._taken: set[str] = set()
         self.rounded = set()
         name = file.header.text("general.architecture")
-        self._is_permuted, self._is_post_named = name in PERMUTED, name in ("gpt-oss", "seed_oss")
+        self._is_post_named = name in ("gpt-oss", "seed_oss")
+        # Those that see have theirs apart.
+        self._is_permuted = name in PERMUTED and f"{name}.rope.dimension_sections" not in file.header.metadata
+        self._has_gates_in_ups = name in ("chatglm", "glm4")
 
     def tensor(
         self, name: str, shape: tuple[int, ...], part: Part | None = None, dtype: torch.dtype | None = None
@@ -133,7 +138,8 @@ class GgufSource(FileSource):
 
     def skip(self, name: str, shape: tuple[int, ...]) -> None:
         """See FileSource."""
-        self._taken.update(self._names_of_stack(name) or [self._named(f"{name}.weight")[0]])
+        names = self._names_of_stack(name) or [self._held_in(self._named(f"{name}.weight")[0], shape[0])[0]]
+        self._taken.update(names)
 
     def finish(self, misses: Callable[[str], bool]) -> None:
         """Raises ModelError where tensors are left that no part of the decoder wanted; ``misses``: whether a name in
@@ -155,8 +161,12 @@ class GgufSource(FileSource):
         mixture = self._architecture.mixture
         times = 2 if own.endswith(_GATES_AND_UPS) else 1
         in_file = shape if expert is None or mixture is None else (mixture.num_experts, times * shape[0], *shape[1:])
-        place = self._place(own, in_file)
+        own, first, num_rows = self._held_in(own, in_file[0])
+        place = self._place(own, (num_rows, *in_file[1:]))
         raw = self._file.raw(place)
+        if num_rows != in_file[0]:
+            rows = raw.view(num_rows, -1)[first : first + shape[0]]
+            raw = rows if len(shape) > 1 else rows.reshape(1, -1)
         if expert is not None:
             gates_first = raw[expert].view(times * shape[0], -1)
             raw = gates_first[-shape[0] :] if name.endswith(_UPS) else gates_first[: shape[0]]
@@ -164,15 +174,33 @@ class GgufSource(FileSource):
             raw = self._unpermuted(raw if len(shape) > 1 else raw.view(shape[0], -1)).reshape(raw.shape)
         return place.kind.name, raw
 
+    def _held_in(self, own: str, num_rows: int) -> tuple[str, int, int]:
+        """The tensor that these rows are in, which of its rows is their first, and how many it has: files may have
+        queries, keys and values in one, and some have gates in one with what they open."""
+        if own in self._file.header.tensors:
+            if self._has_gates_in_ups and ".ffn_up." in own:
+                return own, num_rows, 2 * num_rows
+            return own, 0, num_rows
+        if self._has_gates_in_ups and ".ffn_gate." in own:
+            return own.replace(".ffn_gate.", ".ffn_up."), 0, 2 * num_rows
+        found = _OF_QKV.fullmatch(own)
+        together = f"{found[1]}.attn_qkv.{found[3]}" if found else ""
+        if found is None or together not in self._file.header.tensors:
+            return own, 0, num_rows
+        architecture = self._architecture
+        queries, keys = (heads * architecture.head_dim for heads in (architecture.num_heads, architecture.num_kv_heads))
+        return together, {"q": 0, "k": queries, "v": queries + keys}[found[2]], queries + 2 * keys
+
     def _place(self, own: str, shape: tuple[int, ...]) -> TensorPlace:
         """Of a tensor by its name in the file, which is taken. Raises ModelError."""
         place = self._file.header.tensors.get(own)
         if place is None:
             raise ModelError(f"{self._file.path} has no tensor {own}")
-        if place.kind.name not in KINDS:
+        kinds = KINDS if len(shape) > 1 else FLOATS
+        if place.kind.name not in kinds:
             raise ModelError(
                 f"tensor {own} of {self._file.path} is stored as {place.kind.name}, which is not supported;"
-                f" supported are {', '.join(KINDS)}"
+                f" supported are {', '.join(kinds)}"
             )
         if place.shape != shape:
             there, wanted = ("x".join(map(str, sizes)) for sizes in (place.shape, shape))
@@ -211,8 +239,9 @@ class GgufSource(FileSource):
     def _unpermuted(self, raw: Tensor) -> Tensor:
         """Rows of queries or keys [heads * head_dim, …], where the two that turn together stand side by side in the
         file and half a head apart in the decoder."""
-        half = self._architecture.head_dim // 2
-        return raw.reshape(-1, half, 2, raw.shape[1]).transpose(1, 2).reshape(raw.shape)
+        by_head = raw.reshape(-1, self._architecture.head_dim, raw.shape[1])
+        turning, others = by_head.tensor_split([self._architecture.ropes[0].rotary_dim], 1)
+        return torch.cat((turning[:, 0::2], turning[:, 1::2], others), 1).reshape(raw.shape)
 
     def _named(self, name: str) -> tuple[str, int | None]:
         """What the file calls it, and which expert's part of that it is, if one's."""
