@@ -19,6 +19,7 @@ from gateway import (
     api,
     batches,
     doors,
+    ending,
     metrics,
     open_files,
     openapi,
@@ -29,6 +30,7 @@ from gateway import (
     webhooks,
 )
 from gateway.auth import Auth
+from gateway.background import within
 from gateway.bootstrap import Born, bootstrap
 from gateway.cache import Cache, Memory, Shared
 from gateway.certificate import Certificate
@@ -91,16 +93,13 @@ if TYPE_CHECKING:
 MAX_LINE_BYTES = 64 << 10
 """Of an address with its query."""
 
+MARKS = "marks"
+"""In the data directory: what streams have sent."""
+
 log = logging.getLogger(__name__)
 
 BAD_STARTS = (DoorsError, NoSocketDirectory, RedisUrlError, SinkInvalid, StoreError, TracingInvalid, WebhookInvalid)
 """What keeps a gateway from beginning; each is one sentence for the operator."""
-CUT_S = 5.0
-"""How long requests that were cut have to say so and to be settled."""
-LEDGER_S = 10.0
-"""How long the ledger may take to write its last rows."""
-WORKERS_S = 5.0
-"""How long workers that hold nothing more may take to leave."""
 
 
 async def serve(
@@ -129,7 +128,7 @@ async def serve(
                 calm_collector()
                 announce(f"Penstock ready on {doors.url_of(config.server, sockets[0])}")
                 await stop.asked.wait()
-            await drain(gw, house_doors, stop)
+            await ending.drain(gw, house_doors, stop)
 
 
 def look_at(config: Settings, environ: Mapping[str, str]) -> None:
@@ -160,18 +159,6 @@ def calm_collector() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-async def drain(gw: Gateway, house_doors: Doors, stop: Stop) -> None:
-    """New requests are refused; running ones finish in ``server.drain_s``, or are cut then, or when it is urgent."""
-    gw.dispatch.draining = True
-    house_doors.close()
-    gw.sockets.close()
-    if not await doors.before(stop.urgent, house_doors.all_left(), gw.settings.server.drain_s):
-        gw.dispatch.cut()
-        gw.upstreams.cut()
-        await doors.before(asyncio.Event(), house_doors.all_left(), CUT_S)
-    await doors.before(stop.urgent, gw.sockets.all_left(), CUT_S)
-
-
 @contextlib.asynccontextmanager
 async def opened(
     config: Settings,
@@ -187,65 +174,64 @@ async def opened(
         clock = Clock()
         redis = Redis(config.redis, clock) if config.redis.url else None
         if redis is not None:
-            stack.push_async_callback(redis.close)
+            stack.push_async_callback(lambda: within(ending.REDIS_S, redis.close(), "Redis"))
         rooms = await stack.enter_async_context(store.opened(config.store))
-        taken = Posted(rooms).add
-        events = await stack.enter_async_context(webhooks.opened(config.billing, environ, clock, redis, taken))
         show(
             await bootstrap(rooms, environ, config.policies, config.prices, config.billing.currency, config.models),
             announce,
         )
         directory = await Directory.load(rooms, clock)
-        await stack.enter_async_context(directory.watched())
         recent = Recent(config.console.recent_requests)
         ledger, spool = await stack.enter_async_context(books(config, rooms, clock, house_doors, recent))
-        deliveries = await stack.enter_async_context(sinks.watched(config, environ, rooms, clock))
         dispatch = Dispatch(config, clock, launcher, owner)
-        stack.push_async_callback(dispatch.close, WORKERS_S)
+        stack.push_async_callback(ending.dismiss, dispatch.close)
+        parts = ending.Parts()
+        stack.push_async_callback(parts.close)
+        events = await parts.enter(webhooks.opened(config.billing, environ, clock, redis, Posted(rooms).add))
+        await parts.enter(directory.watched())
+        await parts.enter(Recovery(rooms.data_dir / MARKS, rooms, ledger, spool, clock).watched())
+        await parts.enter(Closing(rooms, clock, config.ledger.close_after_s).watched())
+        deliveries = await parts.enter(sinks.watched(config, environ, rooms, clock))
         directory.adapters_changed = lambda: dispatch.follow(directory)
         dispatch.follow(directory)
 
         def num_gateways() -> int:
             return others.num_gateways
 
-        upstreams = await stack.enter_async_context(Upstreams(config, environ, clock, dispatch, num_gateways).opened())
+        upstreams = await parts.enter(Upstreams(config, environ, clock, dispatch, num_gateways).opened())
         directory.upstreams_changed = lambda: upstreams.follow(directory)
         upstreams.follow(directory)
         live = Live(dispatch, directory, ledger, config.classes, clock, upstreams, house_doors.aside)
         num_expected = config.server.processes
         told = (live.own, upstreams.queues, lambda: directory.revision)
-        others = await stack.enter_async_context(
-            Gateways(redis, clock, num_expected, dispatch, directory.notice, *told).opened()
-        )
+        others = await parts.enter(Gateways(redis, clock, num_expected, dispatch, directory.notice, *told).opened())
         directory.changed = others.beat_soon
-        await stack.enter_async_context(live.watched(others))
+        await parts.enter(live.watched(others))
 
         def alert(reached: Alert) -> None:
             events.post(reached.id, "budget.reached", reached)
 
         prices, price_history = Prices(directory, base_of=directory.bases.get), PriceHistory(rooms.engine)
-        await stack.enter_async_context(Rollup(rooms, price_history.rates, clock).watched())
+        await parts.enter(Rollup(rooms, price_history.rates, clock).watched())
         limits = Limits(config, clock, redis, prices, num_gateways=lambda: others.num_not_gone, alert=alert)
-        await stack.enter_async_context(limits.watched())
+        await parts.enter(limits.watched())
         await days.restore(rooms, directory, limits)
         budgets = Budgets(rooms, directory, limits, clock, ledger.came_late, alert)
-        await stack.enter_async_context(budgets.watched())
+        await parts.enter(budgets.watched())
         memory = Memory(config.cache.max_bytes, clock)
         cache = Cache(config.cache, directory.secret, memory if redis is None else Shared(redis), clock)
         idempotency = Idempotency(config, directory.secret, memory, redis, clock, house_doors.inside)
-        stack.push_async_callback(idempotency.close)
+        await parts.enter(idempotency.opened())
         files = Files(rooms, config.files, clock)
-        await stack.enter_async_context(files.watched())
+        await parts.enter(files.watched())
         uploads = Uploads(rooms, files, clock)
-        await stack.enter_async_context(uploads.watched())
-        wall = await stack.enter_async_context(Wall(rooms, clock).watched())
-        stored = await stack.enter_async_context(
-            responses.opened(rooms, config.responses, clock, house_doors.inside, wall)
-        )
+        await parts.enter(uploads.watched())
+        wall = await parts.enter(Wall(rooms, clock).watched())
+        stored = await parts.enter(responses.opened(rooms, config.responses, clock, house_doors.inside, wall))
         chats = Chats(rooms, config.responses, clock, wall)
-        await stack.enter_async_context(chats.watched())
+        await parts.enter(chats.watched())
         conversations = Conversations(rooms, config.responses, clock, wall)
-        await stack.enter_async_context(conversations.watched())
+        await parts.enter(conversations.watched())
         gw = Gateway(
             config,
             clock,
@@ -278,14 +264,14 @@ async def opened(
             upstreams,
             Sessions(config, rooms, directory, clock),
             deliveries,
-            await stack.enter_async_context(traces(config, environ, clock, recent)),
+            await parts.enter(traces(config, environ, clock, recent)),
             Metrics(config, ledger, clock, house_doors, spool, rooms.data_dir / "metrics")
             if config.metrics.enabled
             else None,
         )
         if gw.metrics is not None:
-            await stack.enter_async_context(gw.metrics.watched(gw))
-        await stack.enter_async_context(batches.watched(gw, api.endpoints(), house_doors.inside))
+            await parts.enter(gw.metrics.watched(gw))
+        await parts.enter(batches.watched(gw, api.endpoints(), house_doors.inside))
         await stack.enter_async_context(answering(gw, house_doors, sockets))
         for model in dispatch.models():
             stack.callback(asyncio.create_task(open_model(gw, model.name)).cancel)
@@ -296,23 +282,20 @@ async def opened(
 async def books(
     config: Settings, rooms: store.Store, clock: Clock, house_doors: Doors, recent: Recent
 ) -> AsyncIterator[tuple[Ledger, SpooledWriter | None]]:
-    """The ledger with what keeps it whole: streams marked, what a crash left settled, days closed. And where rows wait
-    while the store is away, if it can be. Raises StoreError."""
+    """The ledger, and where rows wait while the store is away, if it can be. Raises StoreError."""
     async with contextlib.AsyncExitStack() as stack:
         writer: Writer = writer_for(rooms)
         spool: SpooledWriter | None = None
         if rooms.database is None:  # another machine's, or another process: it may be away
             writer = spool = SpooledWriter(writer, rooms.data_dir / "spool.db", clock)
-        marked_in = rooms.data_dir / "marks"
-        marks = await stack.enter_async_context(Marks(marked_in, config.ledger.mark_tokens, clock).opened())
+        marking = Marks(rooms.data_dir / MARKS, config.ledger.mark_tokens, clock)
+        marks = await stack.enter_async_context(marking.opened())
         chain, tally = await open_chain(rooms), Tally(config.classes)
         num_open, another = (lambda: house_doors.num_inside), (lambda: open_chain(rooms))
         ledger = Ledger(writer, config.store, clock, chain, num_open, marks, tally, recent, another)
         if spool is not None:
             spool.came_over = ledger.came_late.set
-        stack.push_async_callback(ledger.close, LEDGER_S)
-        await stack.enter_async_context(Recovery(marked_in, rooms, ledger, spool, clock).watched())
-        await stack.enter_async_context(Closing(rooms, clock, config.ledger.close_after_s).watched())
+        stack.push_async_callback(ledger.close, ending.LEDGER_S)
         yield ledger, spool
 
 

@@ -26,6 +26,21 @@ async def alongside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
+async def within(limit_s: float, work: Coroutine[Any, Any, object], what: object) -> None:
+    """Until ``work`` is done, or for so long: then it is cancelled, and nobody waits for it any more. How it failed is
+    in the log, with ``what`` it is."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task], timeout=limit_s)
+    finally:
+        is_late = not task.done()
+        task.cancel()
+    if is_late:
+        log.error("%s has not ended in %.3g s, and is left to itself", what, limit_s)
+    elif not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s has ended by a failure", what, exc_info=error)
+
+
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
     """What ``work`` returns. It is not broken off where its caller is cancelled, who waits for its end all the same,
     however often: a server that goes cancels whoever answers, and does so again as it closes the connection."""

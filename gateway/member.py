@@ -49,11 +49,19 @@ class Parent(asyncio.Protocol):
 
 
 async def _serve(config: settings.Settings, given_up: Collection[str]) -> None:
-    from gateway import app
+    from gateway import app, ending, telemetry
+    from gateway.dispatch import NothingToServe
 
     parent = Parent(given_up)
     await asyncio.get_running_loop().connect_read_pipe(lambda: parent, sys.stdin)
-    await app.serve(config, os.environ, click.echo, owner=parent)
+    try:
+        await app.serve(config, os.environ, click.echo, owner=parent)
+    except app.BAD_STARTS as error:
+        telemetry.say(f"penstock: {error}")
+        ending.leave(BAD_START)
+    except NothingToServe:
+        ending.leave(BAD_START)
+    ending.leave(0)
 
 
 def main() -> None:
@@ -62,16 +70,9 @@ def main() -> None:
     with importing():
         import uvloop
 
-        from gateway import app, telemetry
-        from gateway.dispatch import NothingToServe
+        from gateway import app, telemetry  # noqa: F401 (while no signal ends it)
     telemetry.log_to_stderr(config.log)
-    try:
-        uvloop.run(_serve(config, given_up))
-    except app.BAD_STARTS as error:
-        telemetry.say(f"penstock: {error}")
-        sys.exit(BAD_START)
-    except NothingToServe:
-        sys.exit(BAD_START)
+    uvloop.run(_serve(config, given_up))
 
 
 if __name__ == "__main__":

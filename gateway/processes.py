@@ -15,10 +15,11 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from gateway import app, doors, log_level, store, workers
+from gateway import app, doors, ending, log_level, store, workers
 from gateway.bootstrap import bootstrap
 from gateway.clock import Clock
 from gateway.crew import Crew
@@ -36,8 +37,8 @@ log = logging.getLogger(__name__)
 COMMAND = (sys.executable, "-P", "-m", "gateway.member")
 """Starts a gateway, which waits for its settings."""
 READY = "Penstock ready on "
-CLOSING_S = 30.0
-"""How long a gateway may take, when all requests have left or were cut, to write down what is owed and to exit."""
+CLOSING_S = ending.CLOSING_S - ending.WORKERS_S - ending.KILLED_S - ending.LAST_S
+"""How long gateways may take when ``server.drain_s`` is over: then the workers end, which are not theirs."""
 
 
 async def serve(
@@ -65,9 +66,12 @@ async def serve(
             stack.enter_context(bound)
         async with store.opened(config.store) as rooms:
             app.show(await bootstrap(rooms, environ, config.policies, config.prices, config.billing.currency), announce)
-        served, needs = await _that_can_be_served(config)
+        finding = asyncio.ensure_future(_that_can_be_served(config))
+        if not await doors.before(stop.asked, _over(finding)):
+            return
+        served, needs = finding.result()
         crew = Crew(served, clock, give_up, launcher)
-        stack.push_async_callback(crew.close, app.WORKERS_S)
+        stack.push_async_callback(ending.dismiss, crew.close)
         await crew.start(needs)
         server = msgspec.structs.replace(config.server, port=reserved[0].getsockname()[1])
         family = Family(msgspec.structs.replace(config, server=server), clock, crew, announce, give_up)
@@ -78,6 +82,10 @@ async def serve(
             await stop.asked.wait()
     if is_hopeless:
         raise NothingToServe
+
+
+async def _over(work: asyncio.Future[Any]) -> None:
+    await work
 
 
 async def _that_can_be_served(config: settings.Settings) -> tuple[settings.Settings, dict[str, Callable[[], Need]]]:

@@ -64,10 +64,20 @@ def serve(
     telemetry.log_to_stderr(loaded.log)
     open_files.take()
     shown = Backlog(sys.stdout, lambda num_lost: "")
-    try:
-        uvloop.run(serving(loaded, lambda line: shown.write(f"{line}\n")))
-    finally:
-        shown.drain(telemetry.LAST_S)
+
+    async def until_the_end() -> None:
+        status: Any = 0
+        try:
+            await serving(loaded, lambda line: shown.write(f"{line}\n"))
+        except SystemExit as ended:
+            status = ended.code
+        finally:
+            shown.drain(telemetry.LAST_S)
+        from gateway.ending import leave
+
+        leave(status)
+
+    uvloop.run(until_the_end())
 
 
 async def serving(loaded: settings.Settings, announce: Callable[[str], None]) -> None:

@@ -39,7 +39,9 @@ class Adapter(HTTPAdapter):
 
         return type(pool.__name__, (pool,), {"ConnectionCls": Noted})
 
-    def send(self, *given: Any, timeout: Any = None, **named: Any) -> requests.Response:
+    def send(
+        self, request: Any, stream: bool = False, timeout: Any = None, *given: Any, **named: Any
+    ) -> requests.Response:
         """As that of requests, with the whole answer. Raises what it raises."""
         is_late = threading.Event()
 
@@ -53,7 +55,7 @@ class Adapter(HTTPAdapter):
         patience.daemon = True
         patience.start()
         try:
-            response = super().send(*given, timeout=timeout, **named)
+            response = super().send(request, stream, timeout, *given, **named)
             response.content  # noqa: B018 (it is kept)
         except requests.RequestException:
             if not is_late.is_set():

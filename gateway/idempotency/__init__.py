@@ -9,9 +9,10 @@ draft-ietf-httpapi-idempotency-key-header.)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from hashlib import blake2b
 
@@ -96,8 +97,10 @@ class Idempotency:
     def _named(self, owner: str, num_bytes: int) -> bytes:
         return blake2b(owner.encode(), digest_size=num_bytes, key=self._secret[:64], person=b"penstock once").digest()
 
-    async def close(self) -> None:
-        """Breaks off what is still being answered."""
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """On leaving, what is still being answered is broken off."""
+        yield
         await asyncio.sleep(0)  # what has only just begun would tell nobody of it, before its first turn
         tasks = [running.task for running in self._running.values() if running.task is not None]
         for task in tasks:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 import msgspec
 from sqlalchemy.exc import SQLAlchemyError
 
+from gateway.background import within
 from gateway.clock import Clock, Timer
 from gateway.errors import LedgerBehind
 from gateway.ledger.chains import Chain, open_chain
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 MAX_BATCH = 1000
 """Rows of one commit."""
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 5.0
+CLOSING_S = 3.0
+"""How long it may take to let go of the database."""
 ADDED_BOUNDS_MS = (0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 100.0, 250.0, 1000.0, 5000.0)
 
 
@@ -143,7 +146,7 @@ class Ledger:
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
-        await self._writer.close()
+        await within(CLOSING_S, self._writer.close(), "the ledger")
 
     def _flush(self) -> None:
         if self._timer is not None:

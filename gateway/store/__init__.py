@@ -22,6 +22,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 import migrations
+from gateway.background import within
 from gateway.store import sqlite
 from gateway.store.bulk import batches, files, upload_parts, uploads
 from gateway.store.chats import chat_labels, chats
@@ -116,6 +117,10 @@ PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "bus
 AWAY_STATES = ("08", "25006", "28", "3D", "53", "57")
 """How PostgreSQL's codes begin (appendix A of its manual) for what is wrong with it rather than with a statement: no
 connection, read-only, not let in, no such database, too much asked of it, going down or coming up."""
+
+
+CLOSING_S = 2.0
+"""How long all connections together may take to be closed."""
 
 
 class StoreError(Exception):
@@ -264,7 +269,7 @@ async def _engine_of(url: sa.URL) -> AsyncIterator[AsyncEngine]:
     try:
         yield engine
     finally:
-        await engine.dispose()
+        await within(CLOSING_S, engine.dispose(), "the store")
 
 
 async def _of_schema(engine: AsyncEngine, url: sa.URL, work: Callable[[sa.Connection], list[str]]) -> list[str]:

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
+from gateway import ending
 from gateway.metrics import names
 from policies import configuration
+from policies.settings import Server
 from worker.native.build import COMPILER
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -107,6 +109,8 @@ def test_the_unit_is_sound(tmp_path):
         r"^ExecStart=/opt/penstock/bin/penstock serve --config \S+ --data-dir /var/lib/penstock$", unit, re.M
     )
     assert "StateDirectory=penstock" in unit
+    (grace_s,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.M)
+    assert float(grace_s) > Server().drain_s + ending.CLOSING_S
     # What the engine compiles is kept beneath these: nothing else can be written to.
     assert "CacheDirectory=penstock" in unit
     for name in ("HOME", "XDG_CACHE_HOME"):
@@ -184,7 +188,7 @@ def test_the_compose_file_sets_what_there_is_to_set():
     page = (DEPLOY.parent / "docs" / "how-to" / "running.md").read_text()
     (asked_s,) = re.findall(r"--stop-timeout (\d+)", page)
     for grace_s in (asked_s, services["penstock"]["stop_grace_period"].removesuffix("s")):
-        assert float(grace_s) > config.server.drain_s
+        assert float(grace_s) > config.server.drain_s + ending.CLOSING_S
     assert services["penstock"]["shm_size"] == "1gb"
     assert (
         DEPLOY / "compose" / services["penstock"]["build"]["context"] / services["penstock"]["build"]["dockerfile"]
@@ -272,7 +276,9 @@ def test_the_chart_renders_to_what_kubernetes_knows(storage_class, is_monitored)
     # New requests are refused from SIGTERM on, which comes when nodes have had time to hear that the pod leaves.
     program, pause_s = container["lifecycle"]["preStop"]["exec"]["command"]
     assert (program, float(pause_s) > 0) == ("sleep", True)
-    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > float(pause_s) + config.server.drain_s
+    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > (
+        float(pause_s) + config.server.drain_s + ending.CLOSING_S
+    )
     (claim,) = spec["volumeClaimTemplates"]
     assert claim["spec"].get("storageClassName", "") == storage_class
 

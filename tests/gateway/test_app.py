@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway import app
+from gateway import ending
 from policies import settings
 from tests.builders import until
 
@@ -39,7 +39,7 @@ async def test_a_stop_lets_running_streams_finish_and_refuses_new_requests(start
     async with house.http() as session, house.stream("Count", max_tokens=30) as answer:
         await answer.take(2)
         stop = Stopped()
-        draining = asyncio.ensure_future(house.inside(app.drain(house.gw, house._doors, stop)))
+        draining = asyncio.ensure_future(house.inside(ending.drain(house.gw, house._doors, stop)))
         await until(lambda: house.gw.dispatch.draining)
         body = {"model": house.model, "prompt": "Late"}
         async with session.post("/v1/completions", json=body) as late, session.get("/readyz") as readiness:
@@ -60,7 +60,7 @@ async def test_streams_that_do_not_finish_in_time_are_cut_and_told_so(start_hous
         stop = Stopped()
         if hurried:
             stop.urgent.set()
-        await house.inside(app.drain(house.gw, house._doors, stop))
+        await house.inside(ending.drain(house.gw, house._doors, stop))
         events = [event async for event in answer.events()]
     assert events[-1]["error"]["code"] == "draining"
     (row,) = await house.ledger_rows()

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from gateway import app
+from gateway import ending
 from gateway.doors import Doors
 from policies import settings
 from tests.builders import PATIENCE_S, until
@@ -58,7 +58,7 @@ async def test_a_server_that_goes_closes_idle_ones_and_lets_others_finish(front)
     async with talking(front) as idle, talking(front) as busy:
         await busy.ask()
         submit = await front.peer.submitted()
-        draining = asyncio.create_task(app.drain(front.gw, Doors(), Unurgent()))  # type: ignore[arg-type]
+        draining = asyncio.create_task(ending.drain(front.gw, Doors(), Unurgent()))  # type: ignore[arg-type]
         assert await idle.closed() == 1001
         await busy.ask("One more.", stream_id="late")
         event = await busy.next()

@@ -11,7 +11,7 @@ import msgspec
 import openai
 import pytest
 
-from gateway import app, reply
+from gateway import ending, reply
 from policies import settings, wire
 from tests.builders import PATIENCE_S, until
 from tests.gateway.conftest import HELLO, KEY, Front
@@ -160,7 +160,7 @@ async def test_a_stop_waits_for_whoever_has_not_read_all_of_an_answer_yet(open_f
             end = b"0\r\n\r\n" if what == "stream" else b'"}'
         received = bytearray(await reader.readexactly(1))
         await until(lambda: not front.doors.num_inside)
-        draining = asyncio.create_task(app.drain(front.gw, front.doors, Unhurried()))  # type: ignore[arg-type]
+        draining = asyncio.create_task(ending.drain(front.gw, front.doors, Unhurried()))  # type: ignore[arg-type]
         assert not (await asyncio.wait([draining], timeout=0.2))[0]
         async with asyncio.timeout(PATIENCE_S):
             while not received.endswith(end):

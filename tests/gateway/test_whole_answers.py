@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace.export import SpanExportResult
@@ -55,5 +56,5 @@ def test_whoever_sends_metrics_or_spans_is_let_go(beginning: bytes, monkeypatch:
         metrics = otlp._exporter(Metrics(otlp_endpoint=endpoint), otlp.Answers())
         assert metrics.export(otlp.data_of(gathered([]), 0, 1)).value != 0
         order = Order(endpoint, "http/protobuf", {}, LIMIT_S, 8, False, "1")
-        spans = exporter_of(order, Said())
+        spans: Any = exporter_of(order, Said())
         assert spans.export(Batch([], Encoder({}, "penstock", "1"))) is SpanExportResult.FAILURE
