@@ -29,6 +29,8 @@ class Backlog:
         self._num_bytes = 0
         self._is_full = False
         """Something was dropped behind all that waits."""
+        self._is_torn = False
+        """Of the last line only a part was written: a disk was full then."""
         self._num_untold = 0
         """Lines that were lost, and of which nothing is said yet."""
         self.num_lost = 0
@@ -78,9 +80,12 @@ class Backlog:
     def _written(self, data: bytes) -> bool:
         """False: nobody reads the stream any more, it is closed, or its disk is full."""
         with contextlib.suppress(OSError):
+            data = b"\n" * self._is_torn + data
             while data:
                 try:
-                    data = data[os.write(self._descriptor, data) :]
+                    num_bytes = os.write(self._descriptor, data)
+                    self._is_torn = data[num_bytes - 1 : num_bytes] != b"\n"
+                    data = data[num_bytes:]
                 except BlockingIOError:  # another process has made it so, for all who have it
                     select.select([], [self._descriptor], [])
             return True

@@ -8,6 +8,8 @@ import logging
 import os
 import re
 import signal
+import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -16,7 +18,7 @@ from gateway import backlog, log_level, telemetry
 from gateway.telemetry import Fields, Lines
 from policies import settings, wire
 from policies.terms import Sampling
-from tests.builders import PATIENCE_S, an_entry, until
+from tests.builders import PATIENCE_S, ROOT, an_entry, until
 
 NOON = 1_795_000_000.0
 
@@ -136,6 +138,24 @@ def test_a_reader_that_is_gone_stops_nobody():
             lines.flush()
             lines.backlog.drain(PATIENCE_S)
     assert lines.backlog.num_lost == 2
+
+
+TORN = """
+import resource, sys
+from gateway.backlog import Backlog
+backlog = Backlog(sys.stdout, lambda num_lost: f"{num_lost} lost\\n")
+all = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+for line, most in (("first\\n", 12), ("second\\n", 12), ("third\\n", all)):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, all))
+    backlog.write(line)
+    backlog.drain(60)
+"""
+
+
+def test_a_line_of_which_a_full_disk_took_a_part_does_not_run_into_the_next(tmp_path):
+    with (tmp_path / "log").open("w") as log:
+        subprocess.run([sys.executable, "-c", TORN], cwd=ROOT, stdout=log, check=True)
+    assert (tmp_path / "log").read_text() == "first\nsecond\n1 lost\nthird\n"
 
 
 def test_a_reader_that_stalls_costs_lines_beyond_a_bound_and_is_told_how_many(monkeypatch):
