@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 LOOK_S = 5.0
 """How often the files are looked at."""
 
+BAD_DATES = (9, 10)
+"""OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
+
 State = tuple[tuple[int, int, int], ...]
 
 
@@ -39,6 +42,7 @@ class Certificate:
     @contextlib.asynccontextmanager
     async def watched(self, clock: Clock) -> AsyncIterator[None]:
         """While it is used."""
+        self._warn()
         async with alongside(self._watch(clock)):
             yield
 
@@ -56,7 +60,31 @@ class Certificate:
             return False
         self._state = state
         log.info("the certificate %s was read again", self._cert)
+        self._warn()
         return True
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with its dates, by this machine's clock, as a client of that would find; empty: nothing."""
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.check_hostname = False
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        client.load_verify_locations(self._cert)
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        asks = client.wrap_bio(to_client, to_server)
+        answers = self.context.wrap_bio(to_server, to_client, server_side=True)
+        for side in (asks, answers, asks):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLCertVerificationError as error:
+                return error.verify_message if error.verify_code in BAD_DATES else ""
+        return ""
+
+    def _warn(self) -> None:
+        if trouble := self.trouble:
+            log.warning("the certificate %s: %s; clients will refuse it until it is renewed", self._cert, trouble)
 
     async def _watch(self, clock: Clock) -> None:
         while True:

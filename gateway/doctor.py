@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from gateway import open_files
 from gateway.launcher import COMMAND, environment
@@ -35,6 +36,7 @@ SLOW_SYNC_MS = 5.0
 ENGINE_S = 480.0
 """It compiles the kernels and tries them, as the first start would, and may take three minutes for either."""
 DATABASE_S = 20.0
+REDIS_MS = 5000.0
 
 Finding = dict[str, str]
 """``severity`` ("fatal", "slow" or "note") and ``text``, as ``worker.doctor`` gives them."""
@@ -75,6 +77,8 @@ def examine(config: Settings) -> tuple[dict[str, Any], list[Finding]]:
     _certificate(config, findings)
     _data_dir(Path(config.store.data_dir), facts, findings)
     asyncio.run(_database(config, facts, findings))
+    if config.redis.url:
+        asyncio.run(_redis(config, facts, findings))
     return facts, findings
 
 
@@ -123,9 +127,13 @@ def _certificate(config: Settings, findings: list[Finding]) -> None:
 
     if config.server.tls_cert:
         try:
-            Certificate(config.server)
+            trouble = Certificate(config.server).trouble
         except DoorsError as error:
             findings.append({"severity": "fatal", "text": f"{error}."})
+        else:
+            if trouble:
+                text = f"server.tls_cert {config.server.tls_cert}: {trouble}. Renew it, or set the system's clock."
+                findings.append({"severity": "fatal", "text": text})
 
 
 def _data_dir(data_dir: Path, facts: dict[str, Any], findings: list[Finding]) -> None:
@@ -204,6 +212,26 @@ async def _database(config: Settings, facts: dict[str, Any], findings: list[Find
         findings.append({"severity": "fatal", "text": text})
     finally:
         await engine.dispose()
+
+
+async def _redis(config: Settings, facts: dict[str, Any], findings: list[Finding]) -> None:
+    from gateway.clock import Clock
+    from gateway.redis import Redis, RedisAway, RedisUrlError
+
+    try:
+        redis = Redis(msgspec.structs.replace(config.redis, timeout_ms=REDIS_MS), Clock())
+    except RedisUrlError as error:
+        findings.append({"severity": "fatal", "text": f"{error}."})
+        return
+    try:
+        await redis.call("PING")
+        facts["redis"] = "answers"
+    except RedisAway as error:
+        facts["redis"] = "does not answer"
+        how = "PENSTOCK_REDIS__URL=redis://USER:PASSWORD@HOST:PORT names it with its password (and no user: redis://:…)"
+        findings.append({"severity": "fatal", "text": f"the Redis of redis.url does not answer: {error}; {how}."})
+    finally:
+        await redis.close()
 
 
 def _engine() -> dict[str, Any]:

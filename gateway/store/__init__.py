@@ -296,7 +296,9 @@ def _held(data_dir: Path, database: Path | None) -> Any:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise StoreError(f"the data directory {data_dir} is in use by another Penstock") from None
+                raise StoreError(
+                    f"the data directory {data_dir} is in use by another Penstock; each needs its own (--data-dir)"
+                ) from None
             try:
                 sqlite.private(database)
             except OSError as error:

@@ -6,11 +6,13 @@ import json
 import sqlite3
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from gateway import doctor
 from policies import settings
 from tests.gateway.test_cli import penstock
+from tests.gateway.test_transport import certified
 
 
 def test_doctor_tells_facts_and_findings(tmp_path):
@@ -41,6 +43,27 @@ def test_doctor_finds_what_a_start_would_refuse(tmp_path):
 
 def certificate(path: Path) -> dict[str, str]:
     return {"PENSTOCK_SERVER__TLS_CERT": str(path), "PENSTOCK_SERVER__TLS_KEY": str(path)}
+
+
+@pytest.mark.parametrize(("num_days", "said"), [(-1, ["certificate has expired"]), (1, [])])
+def test_doctor_finds_a_certificate_whose_time_is_over(tmp_path, num_days, said):
+    cert, key = certified(tmp_path, "old", num_days)
+    server = settings.Server(port=0, tls_cert=str(cert), tls_key=str(key))
+    _, findings = doctor.examine(settings.Settings(server=server, store=settings.Store(data_dir=str(tmp_path))))
+    texts = [each["text"] for each in findings if each["severity"] == "fatal"]
+    assert texts == [f"server.tls_cert {cert}: {each}. Renew it, or set the system's clock." for each in said]
+
+
+def test_doctor_finds_a_redis_that_lets_nobody_in(tmp_path, redis_server):
+    url = redis_server.url.replace("redis://", "redis://:wrong@")
+    redis, store = settings.Redis(url=url), settings.Store(data_dir=str(tmp_path))
+    _, findings = doctor.examine(settings.Settings(redis=redis, store=store))
+    (text,) = [each["text"] for each in findings if each["severity"] == "fatal"]
+    assert text.startswith("the Redis of redis.url does not answer: ")
+    assert "PENSTOCK_REDIS__URL" in text
+    redis = settings.Redis(url=redis_server.url)
+    facts, _ = doctor.examine(settings.Settings(redis=redis, store=store))
+    assert facts["redis"] == "answers"
 
 
 def test_doctor_looks_no_further_than_it_may(tmp_path):

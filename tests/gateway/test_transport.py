@@ -239,15 +239,15 @@ async def test_a_key_for_an_address_works_through_a_proxy_of_ours(open_front):
             assert (await front.http.get(f"{front.url}/v1/models", headers=headers)).status == status
 
 
-def certified(directory: Path, name: str) -> tuple[Path, Path]:
-    """A certificate for localhost, signed by itself, and its key."""
+def certified(directory: Path, name: str, num_days: int = 1) -> tuple[Path, Path]:
+    """A certificate for localhost, signed by itself and good for so many days from now on, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(1))
-        .not_valid_after(now + datetime.timedelta(1))
+        .not_valid_before(now - datetime.timedelta(9))
+        .not_valid_after(now + datetime.timedelta(num_days))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
         .sign(key, hashes.SHA256())
     )
