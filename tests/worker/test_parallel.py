@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -30,6 +31,7 @@ from worker.loading import load_model
 from worker.models import Layout
 from worker.parallel.adapters import Shelf
 from worker.parallel.control import Kept, Read, Refused
+from worker.parallel.link import keep_to_this_machine
 from worker.parallel.plan import decoded, encoded, in_parts
 from worker.runner import Runner
 from worker.sampler import Sampler
@@ -101,6 +103,17 @@ def test_parts_hold_the_same_tokens_in_the_same_order_and_ask_for_the_same_logit
     sizes = [sum(len(span.token_ids) for span in part) for part in parts]
     assert len(parts) == max(1, min(most, sum(sizes) // least_tokens))
     assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of interfaces are the system's")
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [({}, "=lo"), ({"NCCL_SOCKET_IFNAME": "eth0"}, "eth0"), ({"NCCL_SOCKET_FAMILY": "AF_INET6"}, None)],
+)
+def test_nccl_listens_on_the_loopback_interface_unless_told_otherwise(chosen, expected):
+    environ = dict(chosen)
+    keep_to_this_machine(environ)
+    assert environ.get("NCCL_SOCKET_IFNAME") == expected
 
 
 class Families:

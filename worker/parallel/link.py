@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from datetime import timedelta
 
 import torch
@@ -34,6 +34,17 @@ def store(port: int = 0, num_ranks: int | None = None) -> TCPStore:
     listener = socket.create_server((HOST, 0))
     port, file = listener.getsockname()[1], listener.detach()
     return TCPStore(HOST, port, num_ranks, True, wait_for_workers=False, timeout=PATIENCE, master_listen_fd=file)
+
+
+def keep_to_this_machine(environ: MutableMapping[str, str]) -> None:
+    """What no one has chosen otherwise: ranks meet, and listen for each other, on the loopback interface."""
+    if sys.platform != "linux":
+        return
+    # Else gloo asks what the machine's name resolves to, which in a container may be nothing.
+    environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # Else NCCL takes one that leads elsewhere, if there is any. Of this one it does not use the address in IPv6.
+    if environ.get("NCCL_SOCKET_FAMILY") != "AF_INET6":
+        environ.setdefault("NCCL_SOCKET_IFNAME", "=lo")
 
 
 class ProcessLink:
@@ -62,9 +73,7 @@ class ProcessLink:
     def between(cls, layout: Layout, rank: int, device: torch.device, meeting: Store) -> ProcessLink:
         """Connects to all other ranks, which do the same; returns when they are there."""
         on_cuda = device.type == "cuda"
-        if not on_cuda and sys.platform == "linux":
-            # Else gloo asks what the machine's name resolves to, which in a container may be nothing.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        keep_to_this_machine(os.environ)
         # It says that what a group sends waits for whatever else the group does: here a pair sends, and nothing else.
         os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         dist.init_process_group(
