@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 from policies import wire
 from policies.settings import Engine as EngineSettings
@@ -50,11 +51,13 @@ class Answer:
 class Guided:
     """An engine, and the answers of all steps so far."""
 
-    def __init__(self, path: Path, sampler_is_compiled: bool = True, **settings: object) -> None:
+    def __init__(self, path: Path, sampler_is_compiled: bool = True, runner: Any = None, **settings: object) -> None:
+        """``runner``: else it loads the model."""
         asked = {"device": "cpu", "dtype": "float32", "num_threads": 1, "block_size": 8, "max_kv_bytes": 32 << 20}
         self.settings = EngineSettings(**{**asked, **settings})
-        self.runner = Runner.load(str(path), self.settings)
-        self.sampler = sampler = Sampler(self.runner.vocab_size, self.runner.eos_token_ids, sampler_is_compiled)
+        self.runner = runner or Runner.load(str(path), self.settings)
+        by_row = self.settings.deterministic
+        self.sampler = sampler = Sampler(self.runner.vocab_size, self.runner.eos_token_ids, sampler_is_compiled, by_row)
         self.executor = ThreadPoolExecutor(2)
         eos_token_ids = frozenset(self.runner.eos_token_ids)
         vocab_size = self.runner.vocab_size
