@@ -13,6 +13,7 @@ from tests.worker.guided import Guided, guided_model
 from tests.worker.schemas import a_schema
 from worker.grammar import aside, in_time, store
 from worker.grammar.aside import AsideGuide
+from worker.grammar.masks import MaskMaker
 
 NUM_REQUESTS = 10
 EXPRESSION = "(naïve|[a-f]{2,9}[0-9 ]+|東京.*|forced words)+"
@@ -214,4 +215,22 @@ def test_where_no_threads_can_be_had_answers_stay_in_the_step(path, monkeypatch)
         threading.stack_size(before)
     guided.close()
     assert not left
+    assert answers_of(guided) == within
+
+
+def test_where_no_thread_can_be_had_masks_are_made_in_the_step_and_by_none_that_comes_later(path):
+    within = told(path, 4)
+    guided = Guided(path, deterministic=True, max_sequences=16)
+    maker = guided.engine._drawing._mask_maker = MaskMaker(False)
+    maker._num_spare = 1
+    ask(guided, 4)
+    while guided.boarding.has_waiting:  # the threads that compile are there
+        guided.boarding.turn()
+    before = threading.stack_size(1 << 46)  # more than there are addresses
+    try:
+        for _ in range(6):
+            guided.step()
+    finally:
+        threading.stack_size(before)
+    guided.run().close()
     assert answers_of(guided) == within

@@ -88,8 +88,12 @@ class MaskMaker:
         held = [each for each in held if not each.is_tried and not each.guide.is_leaving]
         if held:
             self._begin()
-            filled = self._thread.submit(self.fill, rows_of(held))
-            self._foreseen = {each.sequence: each for each in held}, filled
+            try:
+                filled = self._thread.submit(self.fill, rows_of(held))
+            except RuntimeError:  # no thread can be had: they are made in the step, and not by the next one that can
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
+            else:
+                self._foreseen = {each.sequence: each for each in held}, filled
 
     def _begin(self) -> None:
         self.faults, self.late, self._num_used = {}, set(), 0
