@@ -234,3 +234,16 @@ def test_where_no_thread_can_be_had_masks_are_made_in_the_step_and_by_none_that_
         threading.stack_size(before)
     guided.run().close()
     assert answers_of(guided) == within
+
+
+def test_who_has_ended_while_its_mask_was_made_ahead_is_not_drawn_again(path):
+    guided = Guided(path)
+    guided.submit("r", "json_schema", json.dumps(lists(4)), max_tokens=20)
+    while not guided.answers:
+        guided.step()
+    (sequence,) = guided.engine._requests["r"].live
+    maker = guided.engine._drawing._mask_maker
+    maker.late.add(sequence)
+    guided.engine.cancel("r")
+    assert not maker.take_late([sequence])
+    guided.close()

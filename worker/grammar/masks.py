@@ -70,7 +70,7 @@ class MaskMaker:
         """Those of the last batch, which is these, for which nothing was drawn, whatever it seems to be."""
         if not self.late:
             return NOBODY
-        late, self.late = self.late & set(sequences), set()
+        late, self.late = {each for each in self.late & set(sequences) if not each.has_ended}, set()
         for sequence in late:
             guide = sequence.guide
             if guide is not None and not guide.is_aside:
