@@ -10,7 +10,9 @@ import jsonschema
 import pytest
 
 from tests.worker.guided import Guided, guided_model
+from tests.worker.guided_parts import Device
 from tests.worker.schemas import a_schema
+from worker.budget import OutOfMemory
 from worker.grammar import aside, in_time, store
 from worker.grammar.aside import AsideGuide
 from worker.grammar.masks import MaskMaker
@@ -247,3 +249,28 @@ def test_who_has_ended_while_its_mask_was_made_ahead_is_not_drawn_again(path):
     guided.engine.cancel("r")
     assert not maker.take_late([sequence])
     guided.close()
+
+
+def test_tokens_that_were_refused_count_once_however_often_they_are_drawn(path):
+    schema = {"type": "array", "items": {"enum": [*(30 * char for char in "abc"), "x", "y", "z"]}, "minItems": 1}
+
+    def answers(is_short: bool) -> dict[tuple[str, int], tuple[list[int], str]]:
+        guided, num_calls = Guided(path, True, Device(), deterministic=True), 0
+        start = guided.sampler.start
+
+        def started(*asked: object) -> object:
+            nonlocal num_calls
+            pending, num_calls = start(*asked), num_calls + 1
+            if is_short and num_calls % 2:
+                raise OutOfMemory("there is no room for what was drawn")
+            return pending
+
+        guided.sampler.start = started
+        for seed in range(20):
+            guided.submit(f"s{seed}", "json_schema", json.dumps(schema), max_tokens=12, seed=seed, temperature=1)
+            guided.run()
+        guided.close()
+        assert not guided.failures
+        return answers_of(guided)
+
+    assert answers(True) == answers(False)

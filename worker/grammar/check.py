@@ -36,6 +36,8 @@ class Held:
     """By the number of draft tokens before: those of its rows that are made."""
     ending: set[int] = field(default_factory=set)
     """Of those, the ones that let it do nothing but end, though it is shorter than it should be."""
+    num_refused: int = 0
+    """Tokens that were drawn next, and after which no end is known."""
     is_ranked: bool = False
     """More than one token that it would have come to has been asked for."""
 
@@ -116,7 +118,9 @@ class Check:
             mask = each.masks[nth].words
             if each.num_left is not None and mask[token_id >> 5] >> (token_id & 31) & 1:
                 assert each.guide.in_time is not None
-                towards_end = each.guide.in_time.narrow(mask, token_id, is_long_enough(each.sequence, nth))
+                each.num_refused += 1
+                is_enough = is_long_enough(each.sequence, nth)
+                towards_end = each.guide.in_time.narrow(mask, token_id, each.num_refused, is_enough)
                 if towards_end >= 0:
                     forced[each.row + nth] = towards_end
         # What nothing but a mask was missing is right once that is there.

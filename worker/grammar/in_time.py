@@ -81,7 +81,6 @@ class InTime:
         "_is_fresh",
         "_looks_from",
         "_num_moved",
-        "_num_refused",
         "_num_scanned",
         "_reach",
         "_safe_above",
@@ -116,7 +115,6 @@ class InTime:
         """Tokens of the answer."""
         self._found: tuple[int, list[int]] | None = None
         """A token that was accepted, and the end after it."""
-        self._num_refused = 0
         self.is_cut = False
         """It goes another way than it would have, had it had more room."""
         self.is_patient = False
@@ -147,7 +145,6 @@ class InTime:
         """Whether the answer can end in time after this token; of a careful place."""
         end = self._end_after(token_id, num_left - 1)
         if end is None:
-            self._num_refused += 1
             self.is_cut = True
             return False
         self._found = token_id, end
@@ -161,13 +158,13 @@ class InTime:
         """No end is promised any more."""
         self._is_endless = True
 
-    def narrow(self, mask: Words, token_id: int, may_end: bool) -> int:
-        """Takes a token that was not accepted out of the row of a mask. After too many of them, or where none is left:
-        the one that leads to the known end, whatever the mask says of it; else below 0. ``may_end``: else the answer is
-        shorter than it should be, and none of its ends would be drawn.
+    def narrow(self, mask: Words, token_id: int, num_refused: int, may_end: bool) -> int:
+        """Takes a token that was not accepted out of the row of a mask. After too many of them (``num_refused`` with
+        this one), or where none is left: the one that leads to the known end, whatever the mask says of it; else below
+        0. ``may_end``: else the answer is shorter than it should be, and none of its ends would be drawn.
         """
         mask.view(np.uint32)[token_id >> 5] &= np.uint32(~(1 << (token_id & 31)) & 0xFFFFFFFF)
-        if self._num_refused <= MAX_REFUSED and (mask.any() if may_end else allows_others(mask, self._stops)):
+        if num_refused <= MAX_REFUSED and (mask.any() if may_end else allows_others(mask, self._stops)):
             return -1
         assert self._end is not None
         return self._end[0] if self._end else min(self._stops, default=-1)
@@ -238,7 +235,7 @@ class InTime:
     def _move(self) -> None:
         """What its newest tokens make of the end that was known."""
         for token_id in self._trail.token_ids[self._num_moved :]:
-            found, self._found, self._num_refused = self._found, None, 0
+            found, self._found = self._found, None
             if found is not None and found[0] == token_id:
                 self._end = found[1]
             elif self._is_fresh and self._end and self._end[0] == token_id:

@@ -183,9 +183,9 @@ class MaskMaker:
             self.faults[sequence] = GuideLost(f"its grammar cannot be followed any further: {found.error}")
         elif found.may_end:
             must_end = finish(sequence, guide, words, 0)
-        for token_id in guide.refused:
+        for num, token_id in enumerate(guide.refused, 1):
             assert guide.in_time is not None
-            towards_end = guide.in_time.narrow(words, token_id, is_long_enough(sequence, 0))
+            towards_end = guide.in_time.narrow(words, token_id, num, is_long_enough(sequence, 0))
         return Bits(words, words.ctypes.data), must_end, towards_end
 
     def _known(self, sequence: Sequence, guide: Guide) -> Bits | None:
