@@ -250,6 +250,25 @@ def test_rules_whose_first_mask_takes_too_long_are_refused(path, monkeypatch):
     guided.close()
 
 
+def test_what_goes_wrong_on_a_thread_ends_one_request_and_no_worker(path, monkeypatch):
+    follow_now = aside.AsideGuide._follow_now
+
+    def followed(guide: aside.AsideGuide) -> aside.Found:
+        if guide._max_tokens == 17:
+            raise MemoryError("there is no room for a mask")
+        return follow_now(guide)
+
+    monkeypatch.setattr(aside.AsideGuide, "_follow_now", followed)
+    guided = Guided(path)
+    guided.submit("short", "lark", SUMS, max_tokens=17, min_tokens=10)
+    guided.submit("other", "lark", SUMS, max_tokens=20)
+    guided.run().close()
+    assert {name: (each.code, each.reason) for name, each in guided.failures.items()} == {
+        "short": ("internal", "MemoryError: there is no room for a mask")
+    }
+    assert guided.answers["other", 0].reason
+
+
 def test_a_worker_serves_others_while_it_is_at_rules_that_nobody_can_follow(path):
     with WorkerProcess(path) as worker, worker.connect() as gateway:
         prompt = list(range(5, 17))

@@ -56,8 +56,9 @@ class Found(NamedTuple):
     may_end: bool
     is_whole: bool
     """Nothing can be added."""
-    error: str = ""
-    """Why it cannot be followed any further; ``words`` say nothing then."""
+    error: str | Exception = ""
+    """Why it cannot be followed any further; ``words`` say nothing then. What is no fault of the grammar's is as it was
+    raised."""
     is_careful: bool = False
     """A token that may come may still be one after which no end is known, see worker.grammar.in_time."""
 
@@ -331,4 +332,9 @@ class AsideGuide(Guide):
 
 
 def _of(guide: AsideGuide | None, call: Callable[[AsideGuide], Found]) -> Found | None:
-    return None if guide is None else call(guide)
+    if guide is None:
+        return None
+    try:
+        return call(guide)
+    except Exception as error:  # of this answer alone, as it would be within the step
+        return guide.rules.first._replace(error=error)

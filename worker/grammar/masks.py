@@ -180,7 +180,10 @@ class MaskMaker:
         must_end, towards_end = False, NONE
         if found.error:
             words.fill(-1)
-            self.faults[sequence] = GuideLost(f"its grammar cannot be followed any further: {found.error}")
+            error = found.error
+            if isinstance(error, str):
+                error = GuideLost(f"its grammar cannot be followed any further: {error}")
+            self.faults[sequence] = error
         elif found.may_end:
             must_end = finish(sequence, guide, words, 0)
         for num, token_id in enumerate(guide.refused, 1):
