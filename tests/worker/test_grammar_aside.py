@@ -6,12 +6,13 @@ import re
 import threading
 
 import pytest
+from llguidance import LLParserLimits
 
 from policies import wire
 from policies.terms import Sampling
 from tests.worker.guided import EOS, Guided, guided_model
 from tests.worker.peer import WorkerProcess
-from worker.grammar import aside
+from worker.grammar import aside, store
 
 SUMS = 'start: sum\nsum: term (("+" | "-") term)*\nterm: /[0-9]{1,3}/ | "(" sum ")"\n'
 PAIRS = 'start: pair pair\npair: "(" pair pair ")" | "[]"\n'
@@ -248,6 +249,17 @@ def test_rules_whose_first_mask_takes_too_long_are_refused(path, monkeypatch):
     guided.run()
     assert "the grammar cannot be compiled: one token takes" in guided.failures["slow"].reason
     guided.close()
+
+
+def test_an_expression_with_too_many_states_is_its_requests_own_fault_and_hears_what_to_do(path, monkeypatch):
+    monkeypatch.setattr(store, "LIMITS", LLParserLimits(verbose_errors=False, max_lexer_states=300))
+    guided = Guided(path)
+    guided.submit("r", "regex", ".*a.{40}", max_tokens=1000, min_tokens=900)
+    guided.run().close()
+    failure = guided.failures["r"]
+    assert failure.code == "invalid_request"
+    assert "too many states: 300" in failure.reason
+    assert failure.reason.endswith("make such counts smaller, or what may come before them narrower")
 
 
 def test_what_goes_wrong_on_a_thread_ends_one_request_and_no_worker(path, monkeypatch):

@@ -24,6 +24,10 @@ PROBES = (b"que", b"zen")
 Where a letter or two has room, and no more, a mask is soon made, and hardly any token is allowed."""
 NEVER = 1 << 62
 """In place of a number of tokens."""
+TOO_MANY_STATES = (
+    "an expression in it has to keep too much in mind, as .*a.{40} does, which counts from every a at once: make such"
+    " counts smaller, or what may come before them narrower"
+)
 RETRY_EVERY = 8
 """Tokens after which one is drawn without again."""
 
@@ -330,5 +334,6 @@ class Guide:
 
 
 def first_line(error: str) -> str:
-    """Of what llguidance says."""
-    return error.strip().partition("\n")[0][:300]
+    """Of what llguidance says, with what to do where it is an expression that has too many states."""
+    line = error.strip().partition("\n")[0][:300]
+    return f"{line}; {TOO_MANY_STATES}" if "too many states" in line else line
