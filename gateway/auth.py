@@ -42,7 +42,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     policy_version: int
     scopes: Scopes = EVERYTHING
     purse_id: str = ""
-    """Of the key's own budget, as ``admission.Running`` has it; empty: the key's id."""
+    """Of the key's budget, as ``admission.Running`` has it; empty: the key's id."""
 
     def may(self, endpoint: str) -> bool:
         """``endpoint`` such as "chat.completions"."""

@@ -27,7 +27,7 @@ from gateway.clock import Clock
 from gateway.restrictions import MAX_KNOWN, Restriction, Restrictions
 from gateway.sealing import unsealed
 from gateway.store import Store
-from policies.policy import Narrowing, Policy, narrowed
+from policies.policy import Budget, Narrowing, Policy, narrowed
 from policies.pricelist import Listed, PriceList, Terms
 from policies.upstreams.terms import Upstream
 
@@ -104,8 +104,10 @@ class Directory:
         self._rooms = rooms
         self._clock = clock
         self._keys: dict[bytes, Key] = {}
-        self._budgeted: dict[str, tuple[Key, tuple[str, ...]]] = {}
-        """By id, the keys with a budget, each with its line (``rotations``)."""
+        self._budgeted: dict[str, Key] = {}
+        """By id, the keys with a budget of their own."""
+        self._lines: dict[str, tuple[str, ...]] = {}
+        """By id, of the keys that others were rotated into (``rotations``)."""
         self._tenants: dict[str, Tenant] = {}
         self._policies: dict[str, Version] = {}
         self._restrictions = Restrictions()
@@ -136,15 +138,25 @@ class Directory:
         """Of tenants and of the administration."""
         return self._keys.values()
 
-    def budgeted_keys(self) -> Iterable[tuple[Key, tuple[str, ...]]]:
-        """Those with a budget of their own, each with its own id and those of all that were rotated into it, the
-        first one last."""
-        return self._budgeted.values()
+    def budgeted_keys(self) -> Iterable[Key]:
+        """Those that may have a budget: every key, where a policy has one for its keys."""
+        has_default = any(version.policy.key_budget is not None for version in self._policies.values())
+        return self._keys.values() if has_default else self._budgeted.values()
+
+    def budget_of(self, key: Key) -> Budget | None:
+        """Its own, or else what its tenant's policy has for each key."""
+        if key.restriction is not None and key.restriction.budget is not None:
+            return key.restriction.budget
+        version = None if key.tenant_id is None else self.policy(self.tenant(key.tenant_id).policy_name)
+        return None if version is None else version.policy.key_budget
+
+    def line_of(self, key: Key) -> tuple[str, ...]:
+        """Its own id and those of all that were rotated into it, the first one last."""
+        return self._lines.get(key.id) or (key.id,)
 
     def purse_id_of(self, key: Key) -> str:
-        """That of its own budget; empty where it has none."""
-        found = self._budgeted.get(key.id)
-        return "" if found is None else found[1][-1]
+        """That of its budget."""
+        return self.line_of(key)[-1]
 
     def tenant(self, tenant_id: str) -> Tenant:
         return self._tenants[tenant_id]
@@ -359,21 +371,22 @@ class Directory:
                     tenant_id, name = self._tenants[tenant_id].id, ""  # the one string for all of them
                 key = Key(id, tenant_id, role, name, expires_at, restriction)
                 if restriction is not None and restriction.budget is not None:
-                    if before is not None:
-                        rotated[hash] = key
-                        continue
-                    self._budgeted[id] = key, (id,)
+                    self._budgeted[id] = key
                 else:
                     self._budgeted.pop(id, None)
-                self._keys[hash] = key
+                if before is not None and tenant_id is not None and id not in self._lines:
+                    rotated[hash] = key
+                else:
+                    self._keys[hash] = key
         if rotated:
             known = await rotations.predecessors(
                 connection, {key.tenant_id for key in rotated.values() if key.tenant_id}
             )
-            self._budgeted.update((key.id, (key, tuple(rotations.line(key.id, known)))) for key in rotated.values())
+            self._lines.update((key.id, tuple(rotations.line(key.id, known))) for key in rotated.values())
             self._keys.update(rotated)
 
     def _drop(self, hash: bytes, id: str) -> None:
         """This key opens nothing any more."""
         self._keys.pop(hash, None)
         self._budgeted.pop(id, None)
+        self._lines.pop(id, None)

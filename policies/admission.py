@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from policies import pricing
-from policies.policy import Budget, Limits, Narrowed, Policy
+from policies.policy import Budget, Limits, Policy
 from policies.rate import DAY_MS, LEASE_MS, MINUTE_MS, NUM_SLOTS, Gauge, Leases, Purse, Window
 
 Kind = Literal["requests", "tokens", "concurrent", "money"]
@@ -285,7 +285,7 @@ class Running(msgspec.Struct, frozen=True, gc=False):
 
     tenant_id: str
     key_id: str
-    """Whose own it is; empty: the tenant's."""
+    """Whose it is; empty: the tenant's."""
     purse_id: str
     """Under which it is counted: the id of the first of the keys that were rotated into this one, or the tenant's."""
     budget: Budget
@@ -300,11 +300,11 @@ class Running(msgspec.Struct, frozen=True, gc=False):
 
 
 def running(policy: Policy, tenant_id: str, key_id: str, purse_id: str, unix_s: float) -> tuple[Running, ...]:
-    """The budgets that requests of this key are held against, its own last; without a key the tenant's alone."""
+    """The budgets that requests of this key are held against, the key's last; without a key the tenant's alone."""
     found: list[Running] = []
     if (budget := policy.budget) is not None:
         found.append(Running.of(budget, period_of(budget.period, unix_s), tenant_id))
-    if isinstance(policy, Narrowed) and (budget := policy.key_budget) is not None:
+    if key_id and (budget := policy.key_budget) is not None:
         found.append(Running.of(budget, period_of(budget.period, unix_s), tenant_id, key_id, purse_id))
     return tuple(found)
 

@@ -86,6 +86,8 @@ class Policy(Document, frozen=True):
     model_limits: dict[str, Limits] = {}
     """Of the tenant on one model; "*" for each that is not named."""
     budget: Budget | None = None
+    key_budget: Budget | None = None
+    """Of each of its keys that has none of its own, beside the tenant's."""
     sla_class: Name = "standard"
     """The class of a request that asks for none."""
     sla_classes: tuple[Name, ...] = ("interactive", "standard", "batch")
@@ -122,25 +124,19 @@ class Narrowing(Document, frozen=True):
     limits: Limits = Limits()
     """Of this key alone."""
     budget: Budget | None = None
-    """Money of this key and of those that it is rotated into, beside the tenant's own budget."""
+    """Money of this key and of those that it is rotated into, beside the tenant's own budget and instead of the
+    policy's for its keys."""
     sla_class: Name | None = None
     sla_classes: tuple[Name, ...] | None = None
     models: tuple[str, ...] | None = None
     exact_cache: Literal["off"] | None = None
 
 
-class Narrowed(Policy, frozen=True):
-    """A policy as a key with a narrowing has it."""
-
-    key_budget: Budget | None = None
-    """The narrowing's."""
-
-
 NO_LIMITS = Limits()
 FREE = Price()
 
 
-def narrowed(policy: Policy, narrowing: Narrowing) -> Narrowed:
+def narrowed(policy: Policy, narrowing: Narrowing) -> Policy:
     """The policy as a key with this narrowing has it. Whatever would widen it has no effect, so a policy that became
     stricter after the key was made holds for that key too."""
     key_limits = tightest(policy.key_limits, narrowing.limits)
@@ -158,9 +154,15 @@ def narrowed(policy: Policy, narrowing: Narrowing) -> Narrowed:
     cache = policy.cache
     if narrowing.exact_cache is not None:
         cache = msgspec.structs.replace(cache, exact="off")
-    words = {name: getattr(policy, name) for name in Policy.__struct_fields__}
-    words |= {"key_limits": key_limits, "sla_classes": classes, "sla_class": sla_class}
-    return Narrowed(**words | {"models": models, "cache": cache}, key_budget=narrowing.budget)
+    return msgspec.structs.replace(
+        policy,
+        key_limits=key_limits,
+        key_budget=narrowing.budget or policy.key_budget,
+        sla_classes=classes,
+        sla_class=sla_class,
+        models=models,
+        cache=cache,
+    )
 
 
 def widened(policy: Policy, narrowing: Narrowing) -> list[str]:

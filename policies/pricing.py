@@ -187,14 +187,14 @@ def check(policy: Policy) -> dict[str, str]:
             wrong[name] = (
                 f"must be 0 or more and less than 1, with at most {NUM_DISCOUNT_DIGITS} digits after the point"
             )
-    return wrong | check_budget(policy.budget)
+    return wrong | check_budget(policy.budget) | check_budget(policy.key_budget, "key_budget")
 
 
-def check_budget(budget: Budget | None) -> dict[str, str]:
+def check_budget(budget: Budget | None, path: str = "budget") -> dict[str, str]:
     """As ``check``."""
     if budget is None or _is_sane(budget.amount, MAX_BUDGET):
         return {}
-    return {"budget.amount": _sane(MAX_BUDGET)}
+    return {f"{path}.amount": _sane(MAX_BUDGET)}
 
 
 def check_price(price: Price) -> dict[str, str]:

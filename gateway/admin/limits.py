@@ -16,7 +16,7 @@ from gateway.admin.pages import Page
 from gateway.house import Gateway
 from gateway.limits import Reading
 from policies.admission import Scope
-from policies.policy import ANY, Budget, Narrowing, Policy, narrowed
+from policies.policy import ANY, Budget, Policy, narrowed
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,11 +64,11 @@ class KeyLimits(TenantLimits, frozen=True, kw_only=True):
 
     key_id: str
     key_budget: BudgetStanding | None
-    """The key's own, by its narrowing."""
+    """The key's: its own, by its narrowing, or what the policy has for each key."""
 
 
 class KeyBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """The budget of one key's own."""
+    """The budget of one key: its own, or what its tenant's policy has for each key."""
 
     key_id: str
     budget: BudgetStanding | None
@@ -101,10 +101,10 @@ async def of_key(ask: Ask[LimitsQuery, Nothing]) -> KeyLimits:
         key = await keys.found(connection, ask.named("key_id"))
         tenant = await tenants.found(connection, key.tenant_id)
         version = await policies.found(connection, tenant.policy)
+        policy = version.document if key.narrowing is None else narrowed(version.document, key.narrowing)
         purse_id = ""
-        if key.narrowing is not None and key.narrowing.budget is not None:
+        if policy.key_budget is not None:
             purse_id = rotations.first(key.id, await rotations.predecessors(connection, [tenant.id]))
-    policy = version.document if key.narrowing is None else narrowed(version.document, key.narrowing)
     ceilings, budgets = await _read(ask.gw, policy, _models(ask, policy), tenant.id, key.id, purse_id)
     return KeyLimits(
         key_id=key.id,
@@ -118,24 +118,28 @@ async def of_key(ask: Ask[LimitsQuery, Nothing]) -> KeyLimits:
 
 
 async def of_keys(ask: Ask[keys.KeyQuery, Nothing]) -> Page[KeyBudget]:
-    """Read how the budgets stand that keys have of their own: of every key of the list of keys, in its pages."""
+    """Read how the budgets of keys stand: of every key of the list of keys, in its pages."""
     async with ask.reading() as connection:
         page = await keys.page(connection, ask.query)
-        owners = {each.tenant_id for each in page.data if _budget_of(each) is not None}
+        by_tenant = await policies.of_tenants(connection, {each.tenant_id for each in page.data})
+        found = {each.id: _budget_of(each, by_tenant[each.tenant_id]) for each in page.data}
+        owners = {each.tenant_id for each in page.data if found[each.id] is not None}
         known = await rotations.predecessors(connection, owners)
 
     async def stands(key: keys.Key) -> KeyBudget:
-        if (budget := _budget_of(key)) is None:
+        if (budget := found[key.id]) is None:
             return KeyBudget(key_id=key.id, budget=None)
-        policy = narrowed(Policy(), Narrowing(budget=budget))
+        policy = Policy(key_budget=budget)
         _, budgets = await _read(ask.gw, policy, (), key.tenant_id, key.id, rotations.first(key.id, known))
         return KeyBudget(key_id=key.id, budget=budgets["key"])
 
     return Page([*await asyncio.gather(*map(stands, page.data))], page.has_more, page.next_cursor)
 
 
-def _budget_of(key: keys.Key) -> Budget | None:
-    return None if key.narrowing is None or key.revoked_at is not None else key.narrowing.budget
+def _budget_of(key: keys.Key, policy: Policy) -> Budget | None:
+    if key.revoked_at is not None:
+        return None
+    return policy.key_budget if key.narrowing is None else narrowed(policy, key.narrowing).key_budget
 
 
 async def _read(

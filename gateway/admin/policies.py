@@ -3,6 +3,7 @@ an older one becomes current again as a new version, so history is only ever add
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any
 
 import msgspec
@@ -151,6 +152,14 @@ async def found(connection: AsyncConnection, name: str, number: int | None = Non
     if row is None:
         raise NotThere(f"There is no policy {name}." if number is None else f"There is no version {number} of {name}.")
     return shaped(row)
+
+
+async def of_tenants(connection: AsyncConnection, ids: Collection[str]) -> dict[str, Policy]:
+    """The documents that count for these tenants, by their ids."""
+    heads, owners = store.policy_heads.c, store.tenants
+    query = _versions().add_columns(owners.c.id).join(owners, owners.c.policy == heads.name)
+    query = query.where(store.policies.c.version == heads.current_version, owners.c.id.in_(ids))
+    return {row.id: shaped(row).document for row in await connection.execute(query)}
 
 
 def shaped(row: sa.Row[Any]) -> PolicyVersion:

@@ -160,17 +160,20 @@ def _policies(gw: Gateway, name: str, candidate: Policy, tenants: set[str]) -> d
 
 
 async def _keys(connection: AsyncConnection, ids: set[str]) -> dict[str, NarrowedKey]:
-    """Those of them that are narrowed."""
+    """Those of them that are narrowed, or that others were rotated into."""
     columns, named = store.keys.c, sorted(ids)
-    found: list[tuple[str, str, str]] = []
+    found: list[tuple[str, str, str | None]] = []
     for start in range(0, len(named), AT_ONCE):
         query = sa.select(columns.id, columns.tenant_id, columns.narrowing).where(
-            columns.id.in_(named[start : start + AT_ONCE]), columns.narrowing.is_not(None)
+            columns.id.in_(named[start : start + AT_ONCE]),
+            sa.or_(columns.narrowing.is_not(None), columns.rotated_from.is_not(None)),
         )
         found += [(id, tenant_id, words) for id, tenant_id, words in await connection.execute(query)]
     known = await rotations.predecessors(connection, {tenant_id for _, tenant_id, _ in found})
     return {
-        id: NarrowedKey(narrowing=msgspec.json.decode(words, type=Narrowing), purse_id=rotations.first(id, known))
+        id: NarrowedKey(
+            narrowing=msgspec.json.decode(words or "{}", type=Narrowing), purse_id=rotations.first(id, known)
+        )
         for id, _, words in found
     }
 

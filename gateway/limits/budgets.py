@@ -98,6 +98,7 @@ class Budgets:
         for period in {each.period for each in news}:
             of_period = [each for each in news if each.period == period]
             spent = await self._spent_since(period.starts_at, of_period)
+            of_period = [each for each in of_period if each.purse_id in spent or not each.key_id]
             for portion in _portions(of_period):
                 await asyncio.gather(*(self._limits.restore(each, spent.get(each.purse_id, 0)) for each in portion))
                 await self._tell(portion, spent)
@@ -141,11 +142,11 @@ class Budgets:
             version = self._directory.policy(tenant.policy_name)
             if version is not None and (budget := version.policy.budget) is not None:
                 add(tenant.id, budget)
-        for number, (key, line) in enumerate([*self._directory.budgeted_keys()]):
+        for number, key in enumerate([*self._directory.budgeted_keys()]):
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
-            if key.tenant_id is not None and key.restriction is not None and key.restriction.budget is not None:
-                add(key.tenant_id, key.restriction.budget, line)
+            if key.tenant_id is not None and (budget := self._directory.budget_of(key)) is not None:
+                add(key.tenant_id, budget, self._directory.line_of(key))
         return running, counting
 
     async def _tell(self, budgets: Sequence[Running], spent: Mapping[str, int], refuses: bool = False) -> None:

@@ -20,6 +20,8 @@ from policies.pricelist import Priced
 MAX_PLANS = 50_000
 """Kept at most; the oldest goes first and is made again when it is needed, which takes no longer than a request's way
 through the gauges."""
+NOBODY = "nobody"
+"""Whose key a plan is of that is nobody's."""
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False):
@@ -86,7 +88,7 @@ class Plans:
 
     def _shape_of(self, caller: Caller, model: str, sla_class: str) -> Plan:
         policy, rules = caller.policy, admission.rules_on(caller.policy, model)
-        budgets = admission.running(policy, "", "", "", self._wall())
+        budgets = admission.running(policy, "", NOBODY, NOBODY, self._wall())
         return Plan(
             policy=policy,
             tenant_id="",

@@ -13,12 +13,10 @@ from gateway.terminal.tenants import stand
 
 
 def _budget(key: Thing) -> str | None:
-    """A key's own: what is used of it as well, where that was asked."""
-    own = (key["narrowing"] or {}).get("budget")
-    if own is None:
-        return None
+    """What is used of it as well, where that was asked."""
     if (standing := key.get("standing")) is None:
-        return f"{own['amount']} a {own.get('period', 'month')}"
+        own = (key["narrowing"] or {}).get("budget")
+        return own and f"{own['amount']} a {own.get('period', 'month')}"
     used, whole = (tables.amount(standing[name], standing["currency"]) for name in ("used_micros", "amount_micros"))
     return f"{used} of {whole} a {standing['period']}"
 
@@ -67,13 +65,12 @@ def list_(admin: Administration, tenant: str | None, revoked: bool | None, as_js
         told(found)
         return
     spent: dict[str, Thing] = {}
-    if any((key["narrowing"] or {}).get("budget") for key in found):
-        try:
-            budgets = admin.every("key_budgets", tenant_id=owner, revoked=revoked)
-            spent = {each["key_id"]: each["budget"] for each in budgets}
-        except Refused as error:
-            if error.status != 503:  # while limits cannot be reached, the keys can
-                raise
+    try:
+        budgets = admin.every("key_budgets", tenant_id=owner, revoked=revoked)
+        spent = {each["key_id"]: each["budget"] for each in budgets}
+    except Refused as error:
+        if error.status != 503:  # while limits cannot be reached, the keys can
+            raise
     named = [{**key, "standing": spent.get(key["id"])} for key in by_name(admin, found)]
     tables.shown(named, COLUMNS, "There are no keys like that.")
 

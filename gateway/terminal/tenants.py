@@ -116,7 +116,7 @@ def stand(standing: Thing, as_json: bool) -> None:
         return
     click.echo(f"Policy {standing['policy']}, version {standing['policy_version']}.", err=True)
     tables.shown(standing["ceilings"], STANDING, "No limit counts anything.")
-    for name, whose in (("budget", "Budget"), ("key_budget", "The key's own budget")):
+    for name, whose in (("budget", "Budget"), ("key_budget", "The key's budget")):
         if (budget := standing.get(name)) is not None:
             used, whole = (tables.amount(budget[name], budget["currency"]) for name in ("used_micros", "amount_micros"))
             soft = "" if budget["hard"] else " (soft)"

@@ -80,12 +80,11 @@ class WorkerModel(Document, frozen=True):
 
 
 class NarrowedKey(Document, frozen=True, kw_only=True):
-    """A key that may do less than its tenant."""
+    """A key that may do less than its tenant, or that another one was rotated into."""
 
     narrowing: Narrowing
     purse_id: str = ""
-    """Under which a budget of its own is counted, the same for keys that were rotated into each other; empty: its
-    own."""
+    """Under which its budget is counted, the same for keys that were rotated into each other; empty: its own."""
 
 
 class Trial(Document, frozen=True):
@@ -97,7 +96,7 @@ class Trial(Document, frozen=True):
     workers: dict[str, WorkerModel]
     """By model; a model that is not here does not exist."""
     keys: dict[str, NarrowedKey] = msgspec.field(default_factory=dict)
-    """Those that may do less than their tenants, by the names in the arrivals."""
+    """Those that need one, by the names in the arrivals."""
     classes: dict[str, SlaClass] = msgspec.field(default_factory=lambda: dict(CLASSES))
     prices: tuple[Listed, ...] = ()
     """The price list; each arrival pays what is on it last, whenever it comes."""

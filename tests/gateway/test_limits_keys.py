@@ -358,8 +358,39 @@ async def test_what_a_key_spent_before_it_had_a_budget_counts_and_a_longer_perio
         await running.is_spent(key, 700)
         await change(rooms, store.keys, key_id, narrowing=None)
         await running.directory.refresh()
-        assert running.caller(key).purse_id == ""
         assert [*running.directory.budgeted_keys()] == []
+
+
+async def test_a_policys_budget_for_each_key_counts_what_the_period_has_cost_and_goes_on_in_successors(rooms, clock):
+    tenant = await add_tenant(rooms, "north", "thrifty")
+    old, own = await add_key(rooms, tenant), await add_key(rooms, tenant, narrowing=TEN)
+    async with gateway(rooms, clock) as running:
+        old_id = running.caller(old).key_id
+        new = await rotated(rooms, old)
+        for at in (NOON - 60, MIDNIGHT - 60):
+            await spend(rooms, tenant, 100, at, key_id=old_id)
+        default = Budget(Decimal("0.0003"), "day")
+        await add_version(rooms, "thrifty", msgspec.structs.replace(POLICY, key_budget=default), version=2)
+        await running.directory.refresh()
+        await running.is_spent(new, 100)
+        new_id = running.caller(new).key_id
+        await spend(rooms, tenant, await running.ask(new), NOON - 60, key_id=new_id)
+        assert await running.spent(old) == await running.spent(new) == 200
+        later = await add_key(rooms, tenant)
+        await running.directory.refresh()
+        assert await running.spent(later) == await running.spent(own) == 0
+    async with gateway(rooms, clock) as running:
+        assert await running.spent(old) == await running.spent(new) == 200
+        await running.ask(old)
+        for key in (old, new):
+            with pytest.raises(BudgetSpent, match="the budget of this API key"):
+                await running.ask(key)
+        for _ in range(3):
+            await running.ask(later)
+        with pytest.raises(BudgetSpent, match="the budget of this API key"):
+            await running.ask(later)
+        for _ in range(9):
+            await running.ask(own)
 
 
 @pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)

@@ -4,6 +4,7 @@ import random
 from datetime import UTC, datetime
 from decimal import Decimal
 
+import msgspec
 import pytest
 
 from policies import admission
@@ -187,7 +188,8 @@ def test_a_purse_with_nothing_set_aside_is_idle_and_means_something_for_a_day_lo
     assert rule.keep_ms == 1000 * (PERIOD.ends_at - PERIOD.starts_at) + DAY_MS
 
 
-KEPT = narrowed(POLICY, Narrowing(budget=Budget(Decimal("0.005"), "week")))
+OWN = Narrowing(budget=Budget(Decimal("0.005"), "week"))
+KEPT = narrowed(POLICY, OWN)
 """As a key with a budget of its own has it."""
 
 
@@ -210,9 +212,17 @@ def test_a_key_with_a_budget_is_held_against_its_own_and_the_tenants():
     assert budgets_of(narrowed(Policy(), Narrowing())) == ()
 
 
+def test_a_policys_budget_for_each_key_is_that_of_keys_without_one_of_their_own():
+    policy = msgspec.structs.replace(POLICY, key_budget=Budget(Decimal("0.003"), "week"))
+    for kept, micros in ((policy, 3_000), (narrowed(policy, Narrowing()), 3_000), (narrowed(policy, OWN), 5_000)):
+        tenants, keys = budgets_of(kept)
+        assert (tenants, keys.rule.ceiling, keys.key_id) == (budgets_of()[0], micros, "key_1")
+        assert keys.rule.name == budgets_of()[1].rule.name  # the period's spend counts, whichever of them it is
+    assert budgets_of(policy, key_id="") == budgets_of()[:1]
+
+
 def test_a_budget_of_a_key_changes_nothing_else_of_its_policy():
-    for name in Policy.__struct_fields__:
-        assert getattr(KEPT, name) == getattr(POLICY, name)
+    assert msgspec.structs.replace(KEPT, key_budget=None) == POLICY
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -82,12 +82,12 @@ export async function open({ me, values, closing }) {
     const limits = h("div");
     const readKeys = () => {
       const found = [];
-      const budgets = {}; // by the id of a key: how its own stands, or why that is not known
+      const budgets = {}; // by the id of a key: how it stands, or why that is not known
       let after = "";
       const next = async () => {
         const asked = query({ tenant_id: tenant.id, order: "desc", limit: NUM_SHOWN, after });
         const part = await get(`keys?${asked}`);
-        if (part.data.some(hasBudget)) {
+        if (part.data.some((key) => hasBudget(tenant, key))) {
           try { for (const each of (await get(`key_budgets?${asked}`)).data) budgets[each.key_id] = each.budget && drawBudget("Budget", each.budget); }
           catch (error) { for (const key of part.data) budgets[key.id] = note(error.message, "bad"); }
         }
@@ -127,7 +127,8 @@ export async function open({ me, values, closing }) {
       budget && h("div", {}, drawBudget("Budget", budget)));
   }
 
-  const hasBudget = (key) => key.narrowing && key.narrowing.budget && !key.revoked_at;
+  /** Its own, or what the policy has for each key. */
+  const hasBudget = (tenant, key) => !key.revoked_at && (key.narrowing?.budget || policies.find((each) => each.name === tenant.policy)?.document.key_budget);
 
   function drawKeys(tenant, keys, budgets, read) {
     if (!keys.length) return empty("No key yet", "A key lets programs ask in the name of this tenant.");
@@ -138,7 +139,7 @@ export async function open({ me, values, closing }) {
       { title: "State", cell: state },
       { title: "Key", nowrap: true, cell: (key) => (key.last_four ? h("code", {}, `${key.prefix}…${key.last_four}`) : h("span", { class: "soft" }, "not kept")) },
       { title: "Made", nowrap: true, cell: (key) => format.at(key.created_at) },
-      ...(keys.some(hasBudget) ? [{ title: "Budget", cell: (key) => hasBudget(key) && budgets[key.id] }] : []),
+      ...(keys.some((key) => hasBudget(tenant, key)) ? [{ title: "Budget", cell: (key) => hasBudget(tenant, key) && budgets[key.id] }] : []),
       { title: "Actions", unseen: true, cell: (key) => canChange && !key.revoked_at && h("div", { class: "buttons" },
         button("Rotate", () => rotate(key, read), "quiet", { "aria-label": `Rotate ${key.name}` }),
         button("Revoke", async () => {
@@ -161,7 +162,7 @@ export async function open({ me, values, closing }) {
       field("Name", input("name", { required: true, autofocus: true, maxlength: 128 }), "What will use it."),
       field("Ends after", select("days", [["", "never"], ["1", "a day"], ["30", "30 days"], ["90", "90 days"], ["365", "a year"]], ""), "", "expires_at"),
       field("Networks", input("networks", { placeholder: "10.0.0.0/8, 192.168.1.0/24" }), "Where its requests may come from; empty: anywhere."),
-      field("Budget", input("amount", { inputmode: "decimal", placeholder: "5.00" }), "What it may spend of its tenant's money; empty: all of it.", "narrowing.budget.amount"),
+      field("Budget", input("amount", { inputmode: "decimal", placeholder: "5.00" }), "What it may spend of its tenant's money; empty: what the policy has for each key, or all of it.", "narrowing.budget.amount"),
       field("For each", select("period", [["day", "day"], ["week", "week"], ["month", "month"]], "month"), "", "narrowing.budget.period"),
     ], async (said) => close(await post("keys", {
       tenant_id: tenant.id, name: said.name,
