@@ -8,6 +8,8 @@ import itertools
 import queue
 import sqlite3
 import threading
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -27,6 +29,11 @@ from gateway.store.upserts import insert_for
 
 MAX_ROWS_A_STATEMENT = 32
 """Of SQLite's; as many are kept prepared."""
+RECENT_S = 60.0
+MAX_RECENT = 5000
+"""Rows of the last minute that are kept for another server, at most."""
+MAX_ROWS_AGAIN = 1000
+"""Of those in one commit."""
 REFUSED_STATES = ("22", "23")
 """How PostgreSQL's codes begin for what is wrong with a row: its values, or what a constraint says of them."""
 _RARE = (
@@ -55,24 +62,36 @@ def writer_for(rooms: Store) -> Writer:
 
 
 class PostgresWriter:
-    """One statement a commit, with an array a column: the server takes rows apart faster than the driver."""
+    """One statement a commit, with an array a column: the server takes rows apart faster than the driver.
+
+    A standby that takes over may lack what was committed last. So the rows of the last minute before that are written
+    again, which changes nothing where they are there.
+    """
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self._insert = _insert_arrays(engine.dialect)
         self._known: set[int] = set()
         """Chains that the database has, unless it was restored meanwhile."""
+        self._since: object = None
+        """When the server began that was written to last."""
+        self._recent: deque[tuple[float, Entry]] = deque(maxlen=MAX_RECENT)
+        """Written last, with their instants."""
+        self._again: list[Entry] = []
+        """Of those, the ones that another server took over with or without."""
 
     async def write(self, entries: Sequence[Entry]) -> None:
-        columns = tuple(map(list, zip(*map(msgspec.structs.astuple, entries), strict=True)))
         try:
-            async with self._engine.begin() as connection:
-                if not self._known.issuperset(chains := {entry.chain for entry in entries}):
-                    await self._know(connection, entries)
-                inserted = await connection.exec_driver_sql(self._insert, columns)
-                if inserted.rowcount < len(entries):
-                    await self._note_repeats(connection, entries)
-            self._known |= chains
+            since = await self._write(entries)
+            self._note(entries)
+            if since != self._since:
+                if self._since is not None:
+                    self._known.clear()
+                    self._again = [entry for _, entry in self._recent]
+                self._since = since
+            while portion := self._again[:MAX_ROWS_AGAIN]:
+                await self._write(portion)
+                del self._again[: len(portion)]
         except (SQLAlchemyError, OSError) as error:
             self._known.clear()
             state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
@@ -80,6 +99,24 @@ class PostgresWriter:
 
     async def close(self) -> None:
         """The pool is the store's."""
+
+    async def _write(self, entries: Sequence[Entry]) -> object:
+        """One commit; since when its server is one."""
+        columns = tuple(map(list, zip(*map(msgspec.structs.astuple, entries), strict=True)))
+        async with self._engine.begin() as connection:
+            if not self._known.issuperset(chains := {entry.chain for entry in entries}):
+                await self._know(connection, entries)
+            num_inserted, since = tuple((await connection.exec_driver_sql(self._insert, columns)).one())
+            if num_inserted < len(entries):
+                await self._note_repeats(connection, entries)
+        self._known |= chains
+        return since
+
+    def _note(self, entries: Sequence[Entry]) -> None:
+        now = time.monotonic()
+        while self._recent and self._recent[0][0] < now - RECENT_S:
+            self._recent.popleft()
+        self._recent.extend((now, entry) for entry in entries)
 
     async def _know(self, connection: AsyncConnection, entries: Sequence[Entry]) -> None:
         """Rows may be of chains that a restored database has not heard of, and those nobody would follow."""
@@ -102,8 +139,9 @@ def _insert_arrays(dialect: sa.Dialect) -> str:
     columns = store.ledger.c
     arrays = ", ".join(f"${number}::{column.type.compile(dialect)}[]" for number, column in enumerate(columns, 1))
     return (
-        f"INSERT INTO {store.ledger.name} ({', '.join(columns.keys())}) SELECT * FROM unnest({arrays})"
-        " ON CONFLICT (request_id) DO NOTHING"
+        f"WITH inserted AS (INSERT INTO {store.ledger.name} ({', '.join(columns.keys())})"
+        f" SELECT * FROM unnest({arrays}) ON CONFLICT (request_id) DO NOTHING RETURNING 1)"
+        " SELECT count(*), pg_postmaster_start_time() FROM inserted"
     )
 
 

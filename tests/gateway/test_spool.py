@@ -74,6 +74,27 @@ async def test_rows_of_a_killed_database_come_over_when_it_is_back(config, fragi
         await arrived(config, expected)
 
 
+@pytest.mark.parametrize("notices", [True, False])
+async def test_rows_that_a_standby_lacks_when_it_takes_over_are_written_again(config, fragile_postgres, notices):
+    async with spooled(config) as ledger:
+        expected, lost = await settled(ledger, 5), await settled(ledger, 3)
+        fragile_postgres.kill()
+        if notices:  # a row comes meanwhile
+            expected |= await settled(ledger, 1)
+        fragile_postgres.start()
+        engine = create_async_engine(store.url_of(config))
+        async with engine.begin() as connection:
+            await connection.execute(sa.delete(store.ledger).where(store.ledger.c.request_id.in_(lost)))
+            await connection.execute(sa.delete(store.ledger_chains))
+        expected |= await settled(ledger, 1)
+        await arrived(config, expected | lost)
+        async with engine.connect() as connection:
+            chains = await connection.execute(sa.select(sa.func.count()).select_from(store.ledger_chains))
+            assert chains.scalar_one() == 1
+            assert not (await connection.execute(sa.select(store.ledger_repeats))).all()
+        await engine.dispose()
+
+
 async def test_a_stalled_database_holds_up_one_commit_and_gets_every_row_once(config, fragile_postgres):
     async with spooled(config) as ledger:
         expected = await settled(ledger, 5)
