@@ -11,9 +11,10 @@ from aiohttp import hdrs, web
 from multidict import istr
 
 from gateway import keys
-from gateway.directory import Directory, Key
+from gateway.directory import Directory
 from gateway.errors import InvalidApiKey, ModelNotFound, PermissionDenied
 from gateway.head import HEAD
+from gateway.holders import Key
 from gateway.restrictions import EVERYTHING, Network, Scopes
 from policies.policy import Policy
 

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 
 import msgspec
 import sqlalchemy as sa
@@ -24,7 +24,8 @@ from gateway import rotations, store
 from gateway.adapters import Adapter
 from gateway.background import alongside
 from gateway.clock import Clock
-from gateway.restrictions import MAX_KNOWN, Restriction, Restrictions
+from gateway.holders import Key, Tenant, Version
+from gateway.restrictions import MAX_KNOWN, Restrictions
 from gateway.sealing import unsealed
 from gateway.store import Store
 from policies.policy import Budget, Narrowing, Policy, narrowed
@@ -46,38 +47,19 @@ AHEAD_S = 86_400.0
 again then."""
 CHUNK = 1000
 """Rows that are read at once."""
-
-
-class Key(msgspec.Struct, frozen=True, gc=False):
-    """A key that is not revoked."""
-
-    id: str
-    tenant_id: str | None
-    """None: a key of the administration."""
-    role: str | None
-    """Of an administrator."""
-    name: str
-    """Empty for a key of a tenant, of which there may be a million."""
-    expires_at: int | None
-    restriction: Restriction | None
-
-
-class Tenant(msgspec.Struct, frozen=True, gc=False):
-    """A tenant, disabled or not."""
-
-    id: str
-    organization_id: str
-    name: str
-    policy_name: str
-    is_disabled: bool
-
-
-class Version(msgspec.Struct, frozen=True, gc=False):
-    """The version of a policy that counts."""
-
-    name: str
-    version: int
-    policy: Policy
+READ = (
+    "revision",
+    "_server",
+    "prices",
+    "adapters",
+    "upstreams",
+    "_keys",
+    "_budgeted",
+    "_lines",
+    "_tenants",
+    "_policies",
+)
+"""Attributes that are what the store says."""
 
 
 class Directory:
@@ -112,6 +94,8 @@ class Directory:
         self._policies: dict[str, Version] = {}
         self._restrictions = Restrictions()
         self._narrowed: dict[tuple[str, int, str], Policy] = {}
+        self._server: Hashable = None
+        """As ``Edition`` has it."""
         self._noticed = asyncio.Event()
         self._refreshing = asyncio.Lock()
         self._looked = asyncio.Event()
@@ -193,7 +177,11 @@ class Directory:
         revoked: a policy stays as it was, a key opens nothing, and the log says so.
         """
         async with self._refreshing:
-            if (await self._rooms.edition()).revision == self.revision:
+            edition = await self._rooms.edition()
+            if edition.server == self._server and edition.revision == self.revision:
+                return
+            if edition.server != self._server and self.revision:
+                await self._begin_anew()
                 return
             async with self._rooms.engine.connect() as connection:
                 if self._rooms.database is None:  # SQLite has nothing but snapshots
@@ -209,13 +197,28 @@ class Directory:
                 if entries:
                     self.prices = self.prices.extended(entries, time.time() - AHEAD_S)
                 await self._take_new_keys(connection)
-                self.revision = revision
+                self.revision, self._server = revision, edition.server
         if adapters:
             known = self.adapters | adapters
             self.adapters = {name: adapter for name, adapter in known.items() if adapter is not None}
             self.adapters_changed()
         if upstreams:
             self.upstreams = {n: each for n, each in (self.upstreams | upstreams).items() if each is not None}
+            self.upstreams_changed()
+        self.changed()
+
+    async def _begin_anew(self) -> None:
+        """Another server may lack what was changed last: what is not there counts no more. Raises what the database
+        raises."""
+        fresh = Directory(self._rooms, self._clock, self.secret)
+        await fresh.refresh()
+        are_other_adapters = fresh.adapters != self.adapters
+        are_other_upstreams = fresh.upstreams != self.upstreams
+        for name in READ:
+            setattr(self, name, getattr(fresh, name))
+        if are_other_adapters:
+            self.adapters_changed()
+        if are_other_upstreams:
             self.upstreams_changed()
         self.changed()
 

@@ -33,6 +33,9 @@ class Edition(NamedTuple):
     """Of tenants, keys, policies and all else that ``Store.changing`` changes."""
     written: Hashable
     """Another one after each commit."""
+    server: Hashable = None
+    """Another one where a server has taken over from another, or was started again: what was committed last need not be
+    there."""
 
 
 # A server that takes over from another may number other transactions alike, so it says since when it is one.
@@ -63,13 +66,13 @@ class InPostgres:
 
     async def _ask(self, connection: AsyncConnection) -> Edition:
         try:
-            revision, *written = (await connection.execute(_IN_POSTGRES)).one()
+            revision, snapshot, since = (await connection.execute(_IN_POSTGRES)).one()
         except BaseException:  # one that was broken off in the middle is good for nothing more
             self._connection = None
             await connection.invalidate()
             await connection.close()
             raise
-        return Edition(revision, tuple(written))
+        return Edition(revision, (snapshot, since), since)
 
     async def close(self) -> None:
         if self._connection is not None:

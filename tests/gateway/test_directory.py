@@ -281,3 +281,28 @@ async def test_changes_at_the_same_time_take_turns(rooms, directory):
 
     revisions = await asyncio.gather(*(rename(number) for number in range(8)))
     assert sorted(revisions) == list(range(directory.revision + 1, directory.revision + 9))
+
+
+async def test_what_a_standby_lacks_when_it_takes_over_counts_no_more(fragile_postgres, tmp_path, clock):
+    """A key that no list shows could be revoked by nobody, and a change that has the number of a lost one be missed."""
+    config = settings.Store(data_dir=str(tmp_path), url=f"{fragile_postgres.url}/postgres")
+    async with store.opened(config) as rooms:
+        await bootstrap(rooms, {})
+        tenant = await add_tenant(rooms, "north")
+        kept = await add_key(rooms, tenant)
+        engine = create_async_engine(store.url_of(config))
+        async with engine.connect() as connection:
+            before = (await connection.execute(sa.select(store.changes.c.revision))).scalar_one()
+        lost = await add_key(rooms, tenant)
+        directory = await Directory.load(rooms, clock)
+        assert None not in [caller(directory, key) for key in (kept, lost)]
+        fragile_postgres.kill()
+        fragile_postgres.start()
+        await engine.dispose()
+        async with engine.begin() as connection:
+            await connection.execute(sa.delete(store.keys).where(store.keys.c.revision > before))
+            await connection.execute(sa.update(store.changes).values(revision=before))
+        await engine.dispose()
+        made = await add_key(rooms, tenant)
+        await directory.refresh()
+        assert [caller(directory, key) is None for key in (kept, made, lost)] == [False, False, True]
