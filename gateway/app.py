@@ -61,7 +61,7 @@ from gateway.ledger.spool import SpooledWriter
 from gateway.ledger.sums import Rollup
 from gateway.ledger.tally import Tally
 from gateway.ledger.usage import Usage
-from gateway.limits import Limits, days
+from gateway.limits import Limits
 from gateway.limits.budgets import Budgets
 from gateway.live import Live
 from gateway.log_level import switch_by_signal
@@ -215,7 +215,6 @@ async def opened(
         await parts.enter(Rollup(rooms, price_history.rates, clock).watched())
         limits = Limits(config, clock, redis, prices, num_gateways=lambda: others.num_not_gone, alert=alert)
         await parts.enter(limits.watched())
-        await days.restore(rooms, directory, limits)
         budgets = Budgets(rooms, directory, limits, clock, ledger.came_late, alert)
         await parts.enter(budgets.watched())
         memory = Memory(config.cache.max_bytes, clock)

@@ -1,6 +1,7 @@
 """What is spent already: the ledger knows, and tells the gauges at start, when a tenant or a key gets a budget, when
 what was under way at that time has ended, when rows have come late, and when Redis has been away, which may have lost
-some of it and has missed what gateways spent meanwhile by themselves. Whatever shares of a budget the ledger knows to
+some of it and has missed what gateways spent meanwhile by themselves. One that has lost everything is told of the
+tokens of the last day as well (``days``). Whatever shares of a budget the ledger knows to
 be spent, and the webhook has not taken, are told then as well.
 
 None of this is on the way of a request. Until it is done the gauges have what they have.
@@ -22,7 +23,8 @@ from gateway import rotations, store
 from gateway.background import alongside
 from gateway.clock import Clock
 from gateway.directory import Directory
-from gateway.limits import Limits
+from gateway.limits import Limits, days
+from gateway.limits.days import AT_ONCE, is_since
 from gateway.posted import Posted
 from gateway.redis import RedisAway
 from gateway.store import Store
@@ -35,10 +37,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOOK_S = 1.0
-AT_ONCE = 500
-"""Gauges told at once, tenants named in one query, and keys looked at without a pause."""
-ID_MARGIN_S = 3600
-"""How much older than its row a request's id may be."""
 
 
 class Budgets:
@@ -74,6 +72,8 @@ class Budgets:
     async def watched(self) -> AsyncIterator[None]:
         """On entering, all gauges know; while this lasts they are told again whenever they may not. Raises what the
         database raises."""
+        if self._limits.shared is None:
+            await days.restore(self._rooms, self._directory, self._limits, self._wall)
         with contextlib.suppress(RedisAway):  # told when it is back
             await self.restore()
         async with alongside(self._watch()):
@@ -102,7 +102,8 @@ class Budgets:
             for portion in _portions(of_period):
                 await asyncio.gather(*(self._limits.restore(each, spent.get(each.purse_id, 0)) for each in portion))
                 await self._tell(portion, spent)
-        if shared is not None:
+        if shared is not None and not await shared.is_told():
+            await days.restore(self._rooms, self._directory, self._limits, self._wall)
             await shared.all_told()
         self._restored = {(each.rule.name, each.budget) for each in running}
         self._limits.periods = counting
@@ -200,14 +201,6 @@ class Budgets:
         if failure is not None and self._failure is None:
             log.error("what is spent of the budgets cannot be read from the ledger: %s", failure)
         self._failure = failure
-
-
-def is_since(unix_s: int) -> sa.ColumnElement[bool]:
-    """Of rows of the ledger. Their request ids are in the order of time and have an index, which the column of the time
-    itself has not. Corrections have ids before all of them: they change what is billed, and no gauge."""
-    rows = store.ledger.c
-    first = f"req_{1000 * (unix_s - ID_MARGIN_S) << 80:032x}"
-    return sa.and_(rows.request_id >= first, rows.created_at >= unix_s)
 
 
 def _costs(owner: sa.ColumnElement[str], unix_s: int, tenant_ids: Sequence[str]) -> sa.Select[str, int]:

@@ -1,7 +1,7 @@
-"""Tokens of the last day: a gateway that counts alone has them in memory, and after a restart from the ledger.
+"""Tokens of the last day, from the ledger: for a gateway that counts alone, after a restart, and for a Redis that has
+lost them.
 
-Gauges in Redis outlast the gateways, so there is nothing to do for those. Windows of a minute begin empty: a restart
-takes about as long as they need to be so.
+Windows of a minute begin empty: a restart takes about as long as they need to be so.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from gateway import store
 from gateway.directory import Directory
 from gateway.limits import Limits
-from gateway.limits.budgets import AT_ONCE, is_since
 from gateway.store import Store
 from policies import admission
+from policies.admission import Rule
 from policies.policy import Limits as Ceilings
 from policies.policy import Narrowing, Policy
 from policies.pricing import FROM_CACHE
@@ -25,29 +25,38 @@ from policies.rate import DAY_MS, NUM_SLOTS
 
 SLOT_S = DAY_MS // NUM_SLOTS // 1000
 LIMIT = "tokens_per_day"
+AT_ONCE = 500
+"""Gauges told at once, tenants named in one query, and keys looked at without a pause."""
+ID_MARGIN_S = 3600
+"""How much older than its row a request's id may be."""
 
 
 async def restore(rooms: Store, directory: Directory, limits: Limits, wall: Callable[[], float] = time.time) -> None:
-    """Counts what the ledger has of the last day, once, before the first request. Raises what the database raises.
-
-    Tokens of a slot count as of its end: if anything they leave a slot late, and never early.
+    """Counts what the ledger has of the last day: in memory once, before the first request, and as of the end of each
+    slot, so that if anything tokens leave late, and never early; in Redis no slot has less after it, however often it
+    is done. Raises what the database raises, and RedisAway.
     """
-    if limits.shared is not None:
-        return
     policies = _limited(directory)
     tenant_ids = sorted({tenant_id for tenant_id, _ in policies})
     now = wall()
     for start in range(0, len(tenant_ids), AT_ONCE):
         query = _used_since(int(now) - DAY_MS // 1000 - SLOT_S, tenant_ids[start : start + AT_ONCE])
+        found: dict[str, tuple[Rule, dict[int, int]]] = {}
         async with rooms.engine.connect() as connection:
             rows = await connection.stream(query)
             async for portion in rows.partitions(AT_ONCE):
                 for tenant_id, key_id, model, slot, num_tokens in portion:
                     policy = policies.get((tenant_id, key_id)) or policies[tenant_id, ""]
-                    ago_ms = max(0, int(1e3 * (now - (slot + 1) * SLOT_S)))
                     for rule in admission.rules_for(policy, tenant_id, key_id, model):
                         if rule.limit == LIMIT:
-                            limits.local.used(rule, int(num_tokens), ago_ms)
+                            _, slots = found.setdefault(rule.name, (rule, {}))
+                            slots[slot] = slots.get(slot, 0) + int(num_tokens)
+        for rule, slots in found.values():
+            if limits.shared is not None:
+                await limits.shared.restore_window(rule, slots.items())
+                continue
+            for slot, num_tokens in slots.items():
+                limits.local.used(rule, num_tokens, max(0, int(1e3 * (now - (slot + 1) * SLOT_S))))
 
 
 def _limited(directory: Directory) -> dict[tuple[str, str], Policy]:
@@ -76,6 +85,14 @@ def _ceilings(policy: Policy) -> Iterator[Ceilings]:
 
 def _limits_days(limits: Ceilings) -> bool:
     return limits.tokens_per_day is not None
+
+
+def is_since(unix_s: int) -> sa.ColumnElement[bool]:
+    """Of rows of the ledger. Their request ids are in the order of time and have an index, which the column of the time
+    itself has not. Corrections have ids before all of them: they change what is billed, and no gauge."""
+    rows = store.ledger.c
+    first = f"req_{1000 * (unix_s - ID_MARGIN_S) << 80:032x}"
+    return sa.and_(rows.request_id >= first, rows.created_at >= unix_s)
 
 
 def _used_since(unix_s: int, tenant_ids: list[str]) -> sa.Select[str, str, str, int, int]:

@@ -296,3 +296,16 @@ holds at least: from now on as if it had been let in here."""
 
 RESTORE = Script(_GAUGES + "load_gauges(2)")
 """Arguments: now, then the budget's rule, of which the ledger knows what is spent."""
+
+RESTORE_WINDOW = Script(
+    _GAUGES
+    + """
+local gauge = load_gauges(2)[1]
+for at = 7, #ARGV, 2 do
+  local slot, amount = math.min(tonumber(ARGV[at]), gauge.slot), tonumber(ARGV[at + 1])
+  local lacks = amount - (tonumber(redis.call('HGET', gauge.key, slot)) or 0)
+  if lacks > 0 then add_before(gauge, lacks, now - slot * gauge.slot_ms) end
+end
+"""
+)
+"""Arguments: now, then one window's rule, and the number of each slot with what the ledger knows of it."""

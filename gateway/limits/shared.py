@@ -28,7 +28,7 @@ SERVERS_TIME = 0
 MAX_LEFT = 10_000
 """Requests that Redis is told of when it is back; the leases of others end by themselves."""
 MARK = "budgets:told"
-"""Key that lies in Redis as long as it has what it was told of budgets: one that has lost that has lost this too."""
+"""Key that lies in Redis as long as it has what it was told of the ledger: one that has lost that has lost this too."""
 Told = Callable[[list[int]], None]
 
 
@@ -132,6 +132,11 @@ class SharedMeters:
         """At least so much of this budget is spent, as the ledger knows. Raises RedisAway."""
         await self._run(script.RESTORE, self._keys([rule]), [now_ms, *_words([rule], [spent_micros])])
 
+    async def restore_window(self, rule: Rule, slots: Iterable[tuple[int, int]], now_ms: int = SERVERS_TIME) -> None:
+        """At least so much was used in each of these slots (number, amount), as the ledger knows. Raises RedisAway."""
+        words = [word for each in slots for word in each]
+        await self._run(script.RESTORE_WINDOW, self._keys([rule]), [now_ms, *_words([rule]), *words])
+
     def left(self, rules: Sequence[Rule], request_id: str) -> None:
         """Redis gave no answer: it may hold something for this request, which is not open there any more."""
         if leases := {rule.name: rule for rule in rules if not rule.slot_ms}:
@@ -143,7 +148,7 @@ class SharedMeters:
         """Redis may have been away, or have lost everything, while nobody asked it anything; it hears what it need not
         hold any more. Raises RedisAway."""
         try:
-            is_told = await self._redis.call("EXISTS", self._redis.key(MARK))
+            is_told = await self.is_told()
         except RedisAway:
             self.may_lack.set()
             raise
@@ -153,8 +158,12 @@ class SharedMeters:
         for request_id, rules in left.items():
             self.settle_soon([*rules.values()], request_id, [], 0, 0, lambda spent: None)
 
+    async def is_told(self) -> bool:
+        """It has not lost everything since ``all_told``. Raises RedisAway."""
+        return bool(await self._redis.call("EXISTS", self._redis.key(MARK)))
+
     async def all_told(self) -> None:
-        """It knows of all budgets what the ledger knows. Raises RedisAway."""
+        """It knows of all budgets, and of the tokens of the last day, what the ledger knows. Raises RedisAway."""
         await self._redis.call("SET", self._redis.key(MARK), 1)
 
     async def close(self) -> None:

@@ -1,8 +1,10 @@
-"""Ceilings of a day outlast the gateway: what the ledger has of the last day counts after a restart."""
+"""Ceilings of a day outlast the gateway and Redis: what the ledger has of the last day counts after a restart."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import time
 
 import pytest
 
@@ -12,7 +14,9 @@ from gateway.bootstrap import bootstrap
 from gateway.directory import Directory
 from gateway.errors import TokensLimited
 from gateway.ledger import writer_for
-from gateway.limits import Limits, days
+from gateway.limits import Limits
+from gateway.limits.budgets import Budgets
+from gateway.limits.shared import MARK
 from gateway.redis import Redis
 from policies import settings
 from policies.policy import Limits as Ceilings
@@ -68,8 +72,9 @@ async def caller_of(rooms, clock, tenant_id, **restrictions):
 async def started(rooms, clock, redis=None):
     """The limits of a gateway that has just begun."""
     limits = Limits(settings.Settings(), clock, redis, wall=lambda: NOW)
-    await days.restore(rooms, await Directory.load(rooms, clock), limits, wall=lambda: NOW)
-    return limits
+    directory = await Directory.load(rooms, clock)
+    async with Budgets(rooms, directory, limits, clock, asyncio.Event(), print, lambda: NOW).watched():
+        return limits
 
 
 async def used(limits, caller, model="demo"):
@@ -148,3 +153,25 @@ async def test_with_redis_they_are_there_still_and_are_not_counted_twice(rooms, 
         await use(rooms, caller, 100)
         await limits.shared.close()
         await redis.close()
+
+
+@pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
+async def test_a_redis_that_lost_them_is_told_what_the_ledger_has(rooms, clock, redis):
+    caller = await caller_of(rooms, clock, await add_tenant(rooms, "north", "limited"))
+    directory, ago_s = await Directory.load(rooms, clock), NOW - int(time.time())
+    limits = Limits(settings.Settings(), clock, redis)
+    budgets = Budgets(rooms, directory, limits, clock, asyncio.Event(), print)
+    await use(rooms, caller, 300, ago_s + 3600)
+    await use(rooms, caller, 7, ago_s + DAY_S + 2 * SLOT_S)  # no longer
+    await budgets.restore()
+    async with limits.admit(caller, "demo", 90, 10, "r") as ticket:
+        ticket.settle(Usage(90, 0, 10))
+    await use(rooms, caller, 100, ago_s)
+    await limits.shared.close()
+    for lose in (("FLUSHALL",), ("DEL", redis.key(MARK))):
+        await redis.call(*lose)
+        await budgets.restore()
+        assert await used(limits, caller) == {"tenant": 400, "key": 400}
+    await use(rooms, caller, 50, ago_s)  # as one that Redis knows of already
+    await budgets.restore()
+    assert await used(limits, caller) == {"tenant": 400, "key": 400}
