@@ -369,14 +369,15 @@ class Limits:
 
     async def _renew_forever(self) -> None:
         while True:
+            slept_at = self._clock.now()
             await self._clock.sleep(RENEW_S)
             try:
-                await self.renew()
+                await self.renew(self._clock.now() - slept_at > 2 * RENEW_S)
             except Exception:
                 log.exception("the leases of open requests cannot be renewed")
 
-    async def renew(self) -> None:
-        """The leases of all open requests, where they lie."""
+    async def renew(self, has_stood_still: bool = False) -> None:
+        """The leases of all open requests, where they lie; some may have ended if this gateway has stood still."""
         leases: dict[tuple[bool, str], tuple[Rule, list[str]]] = {}
         for ticket in self.open_tickets.values():
             for rule, is_shared in ticket.leases():
@@ -387,7 +388,7 @@ class Limits:
             if is_shared and self.shared is not None:
                 calls.append(self.shared.renew(rule, request_ids))
         if self.shared is not None:
-            calls.append(self._untold.hold(self.shared, self.open_tickets))
+            calls.append(self._untold.hold(self.shared, self.open_tickets, has_stood_still))
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, RedisAway):
                 raise outcome

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.clock import Clock
 from gateway.errors import RateLimited
-from gateway.limits import metered
+from gateway.limits import RENEW_S, metered
 from gateway.limits.plans import Plans
 from gateway.limits.shared import SharedMeters
 from policies import admission
@@ -20,7 +20,7 @@ from policies.policy import Budget, Narrowing, Policy, Price, narrowed
 from policies.policy import Limits as Ceilings
 from policies.rate import Purse
 from policies.terms import Usage
-from tests.builders import PATIENCE_S, a_caller, a_submit, tokens
+from tests.builders import PATIENCE_S, a_caller, a_submit, tokens, when
 from tests.gateway.limited import a_gateway
 from tests.gateway.test_cache_runs import Engine
 
@@ -205,6 +205,21 @@ async def test_what_a_gateway_that_died_held_is_free_again_after_a_minute(redis)
     grant, readings = await shared.take(rules, Ask("later", 1, 1, 1, 20_000), 1_060_000)
     assert grant.micros == 20_000
     assert readings[6] == 2
+
+
+async def test_a_gateway_that_stood_still_for_longer_holds_its_places_and_money_again(redis_settings, redis, clock):
+    price = Price(completion=Decimal(1))
+    policy = Policy(limits=Ceilings(concurrent_requests=2), budget=Budget(Decimal(1)), prices={"*": price})
+    caller = a_caller(policy)
+    async with a_gateway(redis_settings, clock) as limits, limits.admit(caller, "demo", 100, 100, "r"):
+        rules = limits.plans.find(caller, "demo").rules
+        before = await limits.readings(rules)
+        assert before[::2] == [1, 100]
+        for rule in rules:  # as after a minute
+            await redis.call("DEL", *(redis.key(f"limits:{rule.name}{end}") for end in ("", ":until")))
+        assert (await limits.readings(rules))[::2] == [0, 0]
+        clock.advance(3 * RENEW_S)
+        await when(lambda: limits.readings(rules), lambda found: found == before)
 
 
 async def test_whoever_hangs_up_while_redis_decides_leaves_nothing_set_aside(three_gateways):
