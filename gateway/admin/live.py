@@ -32,7 +32,7 @@ async def watch(ask: Ask[LiveQuery, Nothing]) -> web.StreamResponse:
     if gw.dispatch.draining:
         raise Draining("This server is shutting down.", retry_after_s=1.0)
     with live.watching():
-        num_told, latest = await live.next(0)
+        num_told, latest = await live.next(live.num_alone if gw.gateways.num_gateways > 1 else 0)
         response = web.StreamResponse(headers=HEADERS)
         await response.prepare(ask.request)
         events = [*live.past(ask.query.history), latest]

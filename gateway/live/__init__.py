@@ -166,6 +166,8 @@ class Live:
         self._told = asyncio.Event()
         self.num_told = 0
         """Snapshots since start."""
+        self.num_alone = 0
+        """By then: the latest of them that is of this gateway alone, as nobody watched."""
         self.num_watchers = 0
         self._tally = ledger.tally
         self._tally.watchers.append(self._take)
@@ -347,6 +349,10 @@ class Live:
             await self._clock.sleep(due_at - self._clock.now())
             try:
                 self.tick(gateways.name, gateways.resting)
-                self.tell(await gateways.reports() if self.num_watchers else [gateways.report()])
+                if self.num_watchers:
+                    self.tell(await gateways.reports())
+                else:
+                    self.tell([gateways.report()])
+                    self.num_alone = self.num_told
             except Exception:  # a second without a snapshot is no reason to have none any more
                 log.exception("there is no snapshot of this second")

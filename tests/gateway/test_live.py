@@ -14,8 +14,10 @@ import msgspec
 import pytest
 
 from gateway import live
+from gateway.gateways import Gateways
 from gateway.ledger.tally import Columns
 from gateway.live.counts import Counts, percentiles
+from gateway.redis import Redis
 from policies import wire
 from policies.settings import CLASSES
 from tests.builders import PATIENCE_S, an_entry, until
@@ -95,6 +97,17 @@ async def test_a_worker_is_told_of_as_it_reports_and_by_what_it_computes_a_secon
         if not worker["decode_tokens_per_s"]:  # the report came after the tick
             (worker,) = (await watcher.until(lambda snapshot: snapshot["decode_tokens_per_s"]))["workers"]
         assert 0 < worker["decode_tokens_per_s"] <= 1500 / 0.05
+
+
+async def test_what_a_watcher_is_told_first_is_of_all_gateways(open_front, redis_settings):
+    async with open_front(redis=redis_settings) as front:
+        redis = Redis(redis_settings, front.gw.clock)
+        other = Gateways(redis, front.gw.clock, 1, front.gw.dispatch, lambda: None, front.gw.live.own)
+        async with other.opened():
+            await until(lambda: front.gw.gateways.num_gateways == 2 and front.gw.live.num_told)
+            async with watching(front) as watcher:
+                assert (await watcher.next())["num_gateways"] == 2
+        await redis.close()
 
 
 async def test_a_watcher_may_have_what_was_before_it_came(front):
