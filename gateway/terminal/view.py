@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -142,9 +142,10 @@ def _attainment(share: float | None) -> Text:
 
 
 def _workers(now: Thing, is_narrow: bool) -> Table:
+    num_called = Counter(one["name"] for one in now["workers"])
     rows = [
         (
-            printable(one["name"]),
+            printable(_told_apart(one) if num_called[one["name"]] > 1 else one["name"]),
             printable(one["model"]),
             one["state"],
             bar(one["num_used_blocks"] / one["num_blocks"]) if one["num_blocks"] else Text("-", "dim"),
@@ -158,6 +159,11 @@ def _workers(now: Thing, is_narrow: bool) -> Table:
     ]
     counts = ("#running", "#waiting?", "#prefill/s?", "#decode/s", "#step?")
     return _table("Workers", ("worker", "model?", "state", "KV", *counts), rows, is_narrow)
+
+
+def _told_apart(worker: Thing) -> str:
+    """With the host and the process of the gateway that has started it: another one has one of the same name."""
+    return f"{worker['name']} of {worker['gateway'].rpartition(':')[0]}"
 
 
 def _tenants(now: Thing) -> Table:

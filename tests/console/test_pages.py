@@ -135,6 +135,21 @@ def test_a_fleet_with_more_workers_than_colours_is_drawn_as_three_lines(open_con
     assert console.wrong == []
 
 
+def test_workers_of_one_name_are_told_apart_by_their_gateways(open_console, house):
+    console = open_console()
+    snapshot = snapshot_of(house)
+    (worker,) = snapshot["workers"]
+    full = {**worker, "num_blocks": 10, "num_used_blocks": 10, "gateway": "far:7:0a"}
+    told = stream_of({**snapshot, "workers": [{**worker, "gateway": "near:3:0b"}, full]})
+    console.page.route(re.compile("/admin/v1/live"), lambda route: route.fulfill(**told))
+    console.sign_in()
+    lines = console.page.get_by_role("region", name="KV in use by worker").get_by_role("listitem")
+    lines.first.wait_for()
+    assert lines.all_inner_texts() == ["demo-0 of near:3\n0 %", "demo-0 of far:7\n100 %"]
+    table = console.page.get_by_role("table", name="Workers")
+    assert [table.get_by_text(f"demo-0 of {each}").count() for each in ("near:3", "far:7")] == [1, 1]
+
+
 def test_a_clock_that_was_set_back_does_not_stop_the_view(open_console, house):
     now = snapshot_of(house)
     (worker,) = now["workers"]

@@ -144,6 +144,20 @@ def a_snapshot(num_streams: int) -> bytes:
     ).encode()
 
 
+def test_workers_of_one_name_are_told_apart_by_their_gateways():
+    snapshot = json.loads(a_snapshot(0))
+    names = ("num_blocks", "num_running", "num_waiting", "prefill_tokens_per_s", "decode_tokens_per_s", "step_ms")
+    worker = {"model": "demo", "state": "ready", **dict.fromkeys(names, 0)}
+    places = [("demo-0", "one:12:a"), ("demo-0", "two:7:b"), ("demo-1", "two:7:b")]
+    snapshot["workers"] = [{**worker, "name": name, "gateway": gateway} for name, gateway in places]
+    drawn = view.View()
+    drawn.take(json.dumps(snapshot).encode())
+    console = Console(file=io.StringIO(), width=140)
+    console.print(drawn.drawn(140, 40))
+    words = [line.split("   ")[0].strip() for line in console.file.getvalue().splitlines()]
+    assert [word for word in words if word.startswith("demo-")] == ["demo-0 of one:12", "demo-0 of two:7", "demo-1"]
+
+
 @pytest.mark.parametrize("size", [(140, 40), (125, 30), (80, 24), (40, 10)])
 def test_it_fits_the_terminal(size):
     drawn = view.View()

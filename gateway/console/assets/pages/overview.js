@@ -23,11 +23,18 @@ function tile(title, unit) {
 
 const share = (worker) => (worker ? worker.num_used_blocks / (worker.num_blocks || 1) : null);
 
+/** What a worker is told by from one snapshot to the next. One at an address is all gateways' own; of others each gateway may have one of this name. */
+const place = ({ name, gateway }) => (name.includes("@") ? name : `${gateway} ${name}`);
+
+/** Its name, and where another one has the same the host and the process of its gateway. */
+const label = (worker, workers) => (workers.filter(({ name }) => name === worker.name).length > 1
+  ? `${worker.name} of ${worker.gateway.replace(/:[^:]*$/, "")}` : worker.name);
+
 /** KV in use, as lines: one for each worker or, of more than there are colours, the fullest, the middle and the emptiest. */
 function kvInUse(snapshots) {
-  const names = snapshots[snapshots.length - 1].workers.map((each) => each.name);
-  if (names.length <= NUM_COLOURS) {
-    return names.map((name, index) => ({ name, colour: 1 + index, values: snapshots.map(({ workers }) => share(workers.find((each) => each.name === name))) }));
+  const all = snapshots[snapshots.length - 1].workers;
+  if (all.length <= NUM_COLOURS) {
+    return all.map((worker, index) => ({ name: label(worker, all), colour: 1 + index, values: snapshots.map(({ workers }) => share(workers.find((each) => place(each) === place(worker)))) }));
   }
   const sorted = snapshots.map(({ workers }) => workers.map(share).sort((one, other) => one - other));
   const lines = [["fullest worker", 3, (all) => all[all.length - 1]], ["middle", 4, (all) => all[all.length >> 1]], ["emptiest", 1, (all) => all[0]]];
@@ -119,7 +126,7 @@ export async function open({ closing }) {
     const isRead = (place) => place.contains(document.activeElement) || (getSelection().type === "Range" && place.contains(getSelection().anchorNode));
     if (!isRead(workers)) {
       put(workers, !last.workers.length ? noWorker() : table("Workers", [
-        { title: "Worker", row: true, cut: true, cell: (each) => each.name },
+        { title: "Worker", row: true, cut: true, cell: (each) => label(each, last.workers) },
         { title: "State", cell: (each) => tag(each.state, each.state === "ready" ? "good" : "warn") },
         { title: "Running", num: true, cell: (each) => format.count(each.num_running) },
         { title: "Tokens/s", num: true, cell: (each) => format.rate(each.decode_tokens_per_s) },
