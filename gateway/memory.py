@@ -15,7 +15,6 @@ import msgspec
 
 from policies import cgroups, gguf, safetensors, settings
 from policies.engine import KV_MEMORY_SHARES
-from policies.gguf import SUFFIX
 
 PROCESS_BYTES = 384 << 20
 """Of each process of a worker without weights or KV: the interpreter, torch and its threads."""
@@ -58,7 +57,7 @@ class Need(msgspec.Struct, frozen=True):
 def need_of(place: Path, engine: settings.Engine) -> Need:
     """``place`` is a directory in Hugging Face layout or a GGUF file. Damaged files count as what they have; the worker
     says what is wrong with them."""
-    weights_bytes = _of_gguf(place, engine) if place.suffix == SUFFIX else _of_directory(place, engine)
+    weights_bytes = _of_gguf(place, engine) if place.is_file() else _of_directory(place, engine)
     share = engine.kv_memory_share or KV_MEMORY_SHARES["cuda" if engine.device == "cuda" else "cpu"]
     return Need(weights_bytes, engine.max_kv_bytes, share, engine.tensor_parallel * engine.pipeline_parallel)
 

@@ -20,7 +20,8 @@ from policies.terms import printable
 MAX_DIMENSIONS = 4
 SUFFIX = ".gguf"
 
-_MAGIC = b"GGUF"
+MAGIC = b"GGUF"
+"""What a file begins with."""
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """struct's letters for the types of metadata values."""
 _STRING, _ARRAY = 8, 9
@@ -245,7 +246,7 @@ def joined(parts: Sequence[Header]) -> Header:
 
 
 def _parse(view: memoryview) -> Header:
-    if bytes(view[:4]) != _MAGIC:
+    if bytes(view[:4]) != MAGIC:
         raise GgufInvalid("it does not begin as one")
     version, num_tensors, num_values = struct.unpack_from("<IQQ", view, 4)
     if version not in (2, 3):

@@ -6,8 +6,8 @@ import stat
 from pathlib import Path
 
 import demo
-from policies.gguf import SUFFIX
-from policies.model_source import HubModel, gguf_in, hub_model, pulled_gguf, refusal, refuse_later_part
+from policies.gguf import MAGIC, SUFFIX
+from policies.model_source import HubModel, SourceError, gguf_in, hub_model, pulled_gguf, refusal, refuse_later_part
 
 TEXT_FILES = ("*.json", "*.jinja", "tokenizer.model")
 WEIGHTS = "*.safetensors"
@@ -21,14 +21,24 @@ def place_of(source: str, *more: str) -> Path:
     if source == "demo":
         return demo.MODEL_DIR
     path = Path(source).expanduser()
-    if path.is_dir():
-        return path / (gguf_in(str(path), (file.name for file in path.iterdir())) or "")
-    refuse_later_part(source)
-    return path if is_gguf(path) else _snapshot(hub_model(source, path.exists()), [*TEXT_FILES, *more])
+    try:
+        if path.is_dir():
+            return path / (gguf_in(str(path), (file.name for file in path.iterdir())) or "")
+        refuse_later_part(source)
+        is_file, is_there = is_gguf(path), path.exists()
+    except PermissionError as error:
+        raise SourceError(f"{source} cannot be read by the user that this runs as: {error.strerror}") from None
+    return path if is_file else _snapshot(hub_model(source, is_there), [*TEXT_FILES, *more])
 
 
 def is_gguf(path: Path) -> bool:
-    return path.suffix == SUFFIX and path.is_file()
+    """By its name, or where it has another one, as in Ollama's directories, by what it begins with."""
+    return path.is_file() and (path.suffix == SUFFIX or _begins_as_gguf(path))
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def content(path: Path) -> bytes:

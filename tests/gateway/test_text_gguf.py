@@ -224,6 +224,25 @@ async def test_tokens_that_an_author_added_stand_for_themselves(tmp_path):
     assert Text.load(path).decode(token_ids) == "one<tool> two    three"
 
 
+def test_a_gguf_of_another_name_is_known_by_what_it_begins_with(tmp_path):
+    path = write_byte_level(tmp_path / "sha256-6a0746a1", byte_level("qwen2"), "qwen2")
+    assert place_of(str(path)) == path
+    assert described(path).tokenizer.get_vocab_size()
+    path.write_text("a note")
+    with pytest.raises(SourceError, match="is a file; a model is"):
+        place_of(str(path))
+
+
+def test_a_model_that_may_not_be_read_is_refused_in_a_sentence(monkeypatch):
+    def locked(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", locked)  # root, as whom tests may run, is let in everywhere
+    for source in ("/srv/models/mine", "/srv/models/mine.gguf"):
+        with pytest.raises(SourceError, match=f"^{source} cannot be read by the user that this runs as: Permission"):
+            place_of(source)
+
+
 def test_a_directory_with_one_gguf_is_that_file(tmp_path):
     path = write_byte_level(tmp_path / "a.gguf", byte_level("qwen2"), "qwen2")
     assert place_of(str(path)) == place_of(str(tmp_path)) == path
