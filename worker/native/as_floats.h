@@ -189,7 +189,8 @@ inline void multiply(const float* x, const Piece* panels, int64_t count, int64_t
         for (int panel = 0; panel < PANELS; ++panel) {
             const float* b = panels[panel].floats + input * PANEL;
             __builtin_prefetch(panels[panel].ahead + input * fetched);
-            const Register left = load_part(b), right = load_part(b + REGISTER_FLOATS);
+            Register left = load_part(b), right = load_part(b + REGISTER_FLOATS);
+            keep_in_registers(left, right);
 #pragma GCC unroll 12
             for (int row = 0; row < ROWS; ++row) {
                 const Register a = x[input * ROWS + row] - Register{};  // in every lane; to add to zeros would be an addition
@@ -277,11 +278,14 @@ struct Product {
             const int64_t inputs = std::min(INPUTS, matrix.size - from);
             for (int64_t panel = left; panel < right; ++panel) {
                 const float* floats = expanded<FORM>(matrix, panel, from, inputs, held);
-                const Piece piece{floats, (const char*)floats};
+                // While the first tile is multiplied by it the next one is fetched.
+                Piece piece{floats, panel + 1 < right ? matrix.at(panel + 1, from) : matrix.at(left, from + inputs)};
+                int64_t fetched = PANEL * matrix.bits() / 8;
                 for (int64_t tile = first; tile < last; ++tile) {
                     const int64_t row = tiles.first(tile), own = tiles.rows_of(tile);
                     float* to = sums + ((panel - left) * count + row - begin) * PANEL;
-                    multiply_rows(own, x + row * matrix.size + from * own, &piece, inputs, 0, to, !from);
+                    multiply_rows(own, x + row * matrix.size + from * own, &piece, inputs, fetched, to, !from);
+                    piece.ahead = (const char*)floats, fetched = 0;
                 }
             }
         }

@@ -264,7 +264,7 @@ struct Part {
                     for (int64_t j = count; j < i + WIDTH; ++j) score[j - i] = -INFINITY;
                     store(row + i, score);
                 }
-                tops = score > tops ? score : tops;
+                tops = greater(score, tops);
             }
             float top = tops[0];
             for (int i = 1; i < WIDTH; ++i) top = std::max(top, tops[i]);

@@ -56,7 +56,9 @@ struct FloatForm {
 
     static constexpr float BASE = 1.0f;  // of weights as powers: e
     // Of what is masked nothing is left, not even the least number.
-    static Floats power(Floats x) { return x < -87.0f ? Floats{} : exponential(x); }
+    static Floats power(Floats x) {
+        return picked(x, exponential(x), [](Register from, Register to) { return from < -87.0f ? Register{} : to; });
+    }
 
     // weights [KEYS, 16] of the keys ``key`` and ``key`` + 1
     static void keep(float* weights, int64_t key, Floats even, Floats odd) {

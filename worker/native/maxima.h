@@ -11,7 +11,9 @@ constexpr int LOGITS = 64;           // of a tile
 constexpr int HALF_TILE = LOGITS / 2;
 
 // Whichever is larger, or no number.
-inline Floats larger(Floats a, Floats b) { return (a > b) | (a != a) ? a : b; }
+inline Floats larger(Floats a, Floats b) {
+    return picked(a, b, [](Register one, Register other) { return (one > other) | (one != one) ? one : other; });
+}
 
 // Lane i of the result is the largest of all lanes of tops[i].
 inline Floats largest_across(Floats* tops) {

@@ -123,6 +123,15 @@ inline Integers bytes(const int8_t* from) {
 }
 inline Register load_part(const int8_t* from) { return __builtin_convertvector(bytes(from), Register); }
 
+// Where compilers, for all that there is room, would read them from memory for each product again.
+inline void keep_in_registers(Register& left, Register& right) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    asm("" : "+x"(left), "+x"(right));
+#else
+    (void)left, (void)right;
+#endif
+}
+
 inline void store_part(float* to, Register values) { std::memcpy(to, &values, sizeof values); }
 
 // Of each of four what its floats add up to.
@@ -217,12 +226,23 @@ inline float sum_of(Floats values) {
     return sum;
 }
 
+// pick(a, b), a register at a time: what is compared as more than that compilers compare number by number.
+template <typename Pick>
+inline Floats picked(Floats a, Floats b, const Pick& pick) {
+    if constexpr (REGISTER_FLOATS == WIDTH) return pick(a, b);
+    Floats made;
+    for (int at = 0; at < WIDTH; at += REGISTER_FLOATS) {
+        store_part((float*)&made + at, pick(load_part((const float*)&a + at), load_part((const float*)&b + at)));
+    }
+    return made;
+}
+
 // Where one is no number it is the second.
 inline Floats greater(Floats a, Floats b) {
 #if defined(__AVX512BF16__)
     return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
 #else
-    return a > b ? a : b;
+    return picked(a, b, [](Register one, Register other) { return one > other ? one : other; });
 #endif
 }
 
@@ -230,7 +250,7 @@ inline Floats lesser(Floats a, Floats b) {
 #if defined(__AVX512BF16__)
     return (Floats)_mm512_min_ps((__m512)a, (__m512)b);
 #else
-    return a < b ? a : b;
+    return picked(a, b, [](Register one, Register other) { return one < other ? one : other; });
 #endif
 }
 
