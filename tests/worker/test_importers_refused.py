@@ -159,3 +159,11 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, what):
     with pytest.raises(ModelError, match=sentence) as refusal:
         Runner.load(str(tmp_path), ENGINE)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("method", ["gptq", "fp8, by tensor"])
+def test_what_transformers_does_not_load_of_its_families_is_told_by_how_it_is_quantised(tmp_path, method):
+    write(tmp_path, METHODS[method], "StableLmForCausalLM", num_hidden_layers=1)
+    own = METHODS[method].config["quant_method"]
+    with pytest.raises(ModelError, match=f"this StableLmForCausalLM is quantised by {own}, .*; take its checkpoint in"):
+        Runner.load(str(tmp_path), ENGINE)

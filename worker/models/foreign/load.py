@@ -21,6 +21,7 @@ from worker.models.foreign.check import NUM_TRIED, check, expected_of, unlike_ge
 from worker.models.foreign.interface import register
 from worker.models.foreign.manners import InTurn, Together
 from worker.models.foreign.model import Facts, Foreign
+from worker.models.importers import method_of
 from worker.models.weights import read_json
 
 STATES = re.compile(r"Mamba|Rwkv|LSTM|LinearAttention|ShortConv|DeltaNet|Lightning|Recurrent|SSM")
@@ -133,14 +134,14 @@ def load_foreign(path: Path, facts: Facts, dtype: torch.dtype, device: torch.dev
                 output_loading_info=True,
             )
     except Exception as error:
-        raise ModelError(
-            f"transformers cannot load this {facts.name}: {mismatch(said, path) or _flat(error)}"
-        ) from None
+        reason = f"transformers cannot load this {facts.name}: {mismatch(said, path) or _flat(error)}"
+        raise ModelError(_of_quantised(path, facts.name) or reason) from None
     for what in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         names = sorted(str(key) for key in found.get(what) or ())
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise ModelError(f"{path} has {what.replace('_', ' ')}: {names[0]}{more}")
+            reason = f"{path} has {what.replace('_', ' ')}: {names[0]}{more}"
+            raise ModelError(_of_quantised(path, facts.name) or reason)
     model = model.eval().to(device)
     _refuse_state(model, facts.name)
     try:
@@ -172,6 +173,15 @@ def load_foreign(path: Path, facts: Facts, dtype: torch.dtype, device: torch.dev
         return foreign
     because = "; ".join(dict.fromkeys(reasons)) or "it computes neither all sequences at once nor each by itself"
     raise ModelError(f"this {facts.name} cannot be served: {because}")
+
+
+def _of_quantised(path: Path, name: str) -> str:
+    """Why transformers does not load it, where that is how it is quantised; empty: it is not."""
+    method = method_of(path)
+    return method and (
+        f"this {name} is quantised by {method}, which transformers, by which this family is computed, does not load;"
+        " take its checkpoint in floats, or one in compressed-tensors or in FP8 by blocks"
+    )
 
 
 def _config(path: Path, raw: dict[str, Any]) -> Any:

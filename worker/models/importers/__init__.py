@@ -22,7 +22,7 @@ from worker.models.importers.modelopt import ModelOpt
 from worker.models.importers.mxfp4 import Mxfp4
 from worker.models.weights import Checkpoint, read_json
 
-__all__ = ["NOT_NEEDED", "Importer", "Mxfp4", "importer_of"]
+__all__ = ["NOT_NEEDED", "Importer", "Mxfp4", "importer_of", "method_of"]
 
 NOT_NEEDED = tuple(
     f".{which}_{what}"
@@ -46,9 +46,7 @@ def importer_of(directory: Path) -> Importer | None:
     """From config.json, or what is written beside it by modelopt and by what AutoGPTQ and AutoAWQ were; None where the
     checkpoint is not quantised. Raises ModelError."""
     config = read_json(directory / "config.json")
-    raw, place = config.get("quantization_config") or config.get("compression_config"), "quantization_config"
-    if raw is None:
-        raw, place = _beside(directory)
+    raw, place = _said(directory, config)
     if raw is None:
         return None
     names = config.get("architectures") or ["model"]
@@ -63,6 +61,18 @@ def importer_of(directory: Path) -> Importer | None:
             f"this {architecture} is quantised by {method[:80]}, which is not supported; supported are {supported}"
         )
     return _METHODS[method](fields)
+
+
+def method_of(directory: Path) -> str:
+    """By which it is quantised, in its own words; empty: by none. Raises ModelError."""
+    raw, _ = _said(directory, read_json(directory / "config.json"))
+    return str(raw.get("quant_method", ""))[:80] if isinstance(raw, dict) else ""
+
+
+def _said(directory: Path, config: dict[str, Any]) -> tuple[Any, str]:
+    """And where it is said."""
+    raw = config.get("quantization_config") or config.get("compression_config")
+    return _beside(directory) if raw is None else (raw, "quantization_config")
 
 
 def _beside(directory: Path) -> tuple[dict[str, Any] | None, str]:
