@@ -154,7 +154,8 @@ class Ranks:
 
     def _polled(self, events: int) -> tuple[select.poll, dict[int, int]]:
         """Their sockets, each of them with its place."""
-        poll, places = select.poll(), {}
+        poll = select.poll()
+        places: dict[int, int] = {}
         for place, control in enumerate(self._controls):
             places[control.connection.fileno()] = place
             poll.register(control.connection, events)
