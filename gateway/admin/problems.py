@@ -17,7 +17,7 @@ from aiohttp import web
 from gateway import failures
 from gateway.errors import GatewayError
 from gateway.openai.decoding import plain
-from policies.choices import told_choices
+from policies.choices import nearest_field, told_choices
 
 ROOT = "/admin/v1/"
 CONTENT_TYPE = "application/problem+json"
@@ -132,12 +132,13 @@ def of_validation(error: msgspec.ValidationError, type_: Any) -> Invalid:
     found = _AT.fullmatch(str(error))
     assert found is not None
     what, path = found[1], found[3] or ""
-    for shape, message in (
-        (r"Object contains unknown field `(.*)`", "there is no such field"),
-        (r"Object missing required field `(.*)`", "is required"),
-    ):
-        if named := re.fullmatch(shape, what):
-            return Invalid.of([(f"{path}.{named[1]}" if path else named[1], message)])
+    begin = f"{path}." if path else ""
+    if named := re.fullmatch(r"Object missing required field `(.*)`", what):
+        return Invalid.of([(begin + named[1], "is required")])
+    if named := re.fullmatch(r"Object contains unknown field `(.*)`", what):
+        near = nearest_field(named[1], type_, path)
+        hint = f"; did you mean {begin}{near}?" if near else ""
+        return Invalid.of([(begin + named[1], f"there is no such field{hint}")])
     what = told_choices(what, type_, path, bool(found[2]))
     if found[2]:
         what = f"one of its keys: {what[0].lower()}{what[1:]}"

@@ -206,7 +206,7 @@ def url_of(config: settings.Store) -> sa.URL:
             " such as @, : or / can be in PGPASSWORD instead"
         ) from None
     if url.drivername not in ("postgresql", "postgres", "postgresql+asyncpg"):
-        raise StoreError(f"store.url names {url.drivername}, but only postgresql+asyncpg is served") from None
+        raise StoreError(f"store.url names {url.drivername}, but only postgresql is served") from None
     return url.set(drivername="postgresql+asyncpg")
 
 

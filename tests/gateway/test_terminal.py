@@ -229,7 +229,7 @@ async def test_a_policy_is_edited_in_an_editor_until_it_is_right(operator, tmp_p
     )
     editor.chmod(0o755)
     edited = await operator("policies", "edit", "gold", text="y\n", EDITOR=str(editor))
-    assert "sla_klass: there is no such field" in edited.stderr
+    assert "sla_klass: there is no such field; did you mean sla_class?" in edited.stderr
     assert json.loads((await operator("policies", "show", "gold")).stdout) == {"sla_class": "batch"}
     unchanged = await operator("policies", "edit", "gold", EDITOR="true")
     assert unchanged.stderr == "Nothing was changed.\n"

@@ -133,7 +133,7 @@ class _Lane:
                 continue
             try:
                 future.set_result(call())
-            except Exception as error:  # for whoever asks
+            except BaseException as error:  # for whoever asks, a panic of llguidance's too
                 future.set_exception(error)
             self._wake()
             del future, call  # an answer that has ended is kept by nobody
