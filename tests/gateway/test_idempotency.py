@@ -194,11 +194,10 @@ async def test_whoever_asks_as_the_gateway_goes_is_told_so(front):
     head.begin(request)
     answer = asyncio.Event().wait  # which never comes
     keys, caller = front.gw.idempotency, front.gw.auth.caller(KEY)
-    asked = asyncio.create_task(keys.once(request, caller, b"{}", answer))
-    closing = asyncio.create_task(keys.close())
+    async with keys.opened():
+        asked = asyncio.create_task(keys.once(request, caller, b"{}", answer))
     with pytest.raises(Draining):
         await asyncio.wait_for(asked, PATIENCE_S)
-    await closing
 
 
 async def test_what_was_never_a_request_takes_no_key(front):
