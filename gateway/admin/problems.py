@@ -137,7 +137,7 @@ def of_validation(error: msgspec.ValidationError, type_: Any) -> Invalid:
         return Invalid.of([(begin + named[1], "is required")])
     if named := re.fullmatch(r"Object contains unknown field `(.*)`", what):
         near = nearest_field(named[1], type_, path)
-        hint = f"; did you mean {begin}{near}?" if near else ""
+        hint = f"; did you mean {near}?" if near else ""
         return Invalid.of([(begin + named[1], f"there is no such field{hint}")])
     what = told_choices(what, type_, path, bool(found[2]))
     if found[2]:
