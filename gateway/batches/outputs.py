@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -86,16 +87,18 @@ async def finish(gw: Gateway, book: Book, batch: Batch, journal: Journal, index:
             values[f"{word}_file_id"] = file.id
         values |= {"status": ending, f"{ending}_at": int(book.wall())}
         # Whoever breaks it off could not know whether it was committed, and whose the files are then.
-        return await to_its_end(_place(gw, book, batch.id, list(kept.values()), values))
+        return await to_its_end(_place(gw, book, batch.id, list(kept.values()), values, journal.path))
 
 
-async def _place(gw: Gateway, book: Book, batch_id: str, kept: list[Kept], values: dict[str, Any]) -> Batch:
-    """The files lie there when it is over, and nowhere when it is not; where nobody knows, they are left to be swept
-    up."""
+async def _place(
+    gw: Gateway, book: Book, batch_id: str, kept: list[Kept], values: dict[str, Any], journal: Path
+) -> Batch:
+    """The files lie there when it is over, and the journal is gone; else they are nowhere. Where nobody knows, all is
+    left to be swept up."""
     try:
         for staged, file in kept:
             await gw.files.place(staged, file)
-        return await book.finish(batch_id, [file for _, file in kept], **values)
+        ended = await book.finish(batch_id, [file for _, file in kept], **values)
     except errors.StoreUnavailable:  # it may have been committed all the same
         raise
     except Exception:
@@ -103,6 +106,8 @@ async def _place(gw: Gateway, book: Book, batch_id: str, kept: list[Kept], value
             with contextlib.suppress(OSError):
                 gw.files.path(file.id).unlink(missing_ok=True)
         raise
+    await asyncio.to_thread(journal.unlink, missing_ok=True)
+    return ended
 
 
 def _unasked(batch: Batch, journal: Journal, index: Index, ending: Ending) -> Iterator[bytes]:

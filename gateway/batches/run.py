@@ -189,9 +189,7 @@ class Run:
             if ending is None:
                 await book.release(batch.id)
                 return None
-            ended = await outputs.finish(gw, book, self.batch, self.journal, self._index, ending)
-            await asyncio.to_thread(path.unlink, missing_ok=True)
-        return ended
+            return await outputs.finish(gw, book, self.batch, self.journal, self._index, ending)
 
     async def _read_file(self, path: Path) -> Index:
         """Raises OSError. What was found good once is not asked again whether it is."""

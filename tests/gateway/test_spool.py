@@ -78,14 +78,16 @@ async def test_rows_of_a_killed_database_come_over_when_it_is_back(config, fragi
 async def test_rows_that_a_standby_lacks_when_it_takes_over_are_written_again(config, fragile_postgres, notices):
     async with spooled(config) as ledger:
         expected, lost = await settled(ledger, 5), await settled(ledger, 3)
-        fragile_postgres.kill()
-        if notices:  # a row comes meanwhile
-            expected |= await settled(ledger, 1)
-        fragile_postgres.start()
+        await arrived(config, expected | lost)
         engine = create_async_engine(store.url_of(config))
         async with engine.begin() as connection:
             await connection.execute(sa.delete(store.ledger).where(store.ledger.c.request_id.in_(lost)))
             await connection.execute(sa.delete(store.ledger_chains))
+        await engine.dispose()  # its connections go with the server
+        fragile_postgres.kill()
+        if notices:  # a row comes meanwhile
+            expected |= await settled(ledger, 1)
+        fragile_postgres.start()
         expected |= await settled(ledger, 1)
         await arrived(config, expected | lost)
         async with engine.connect() as connection:
