@@ -236,7 +236,7 @@ def test_a_damaged_or_cut_file_is_refused_in_one_sentence_or_read(at, value, num
 REFUSED = {
     "an architecture that is not served": (
         lambda at: at.write_bytes(at.read_bytes().replace(b"llama", b"mamba")),
-        "the GGUF architecture mamba is not supported; supported are deepseek2, ernie4_5, exaone, exaone4, gemma, ",
+        "the GGUF architecture mamba is not supported; supported are chatglm, deepseek2, ernie4_5, exaone, exaone4, ",
     ),
     "a missing tensor": (
         lambda at: at.write_bytes(at.read_bytes().replace(b"blk.1.ffn_up", b"blk.1.ffn_um")),
@@ -270,7 +270,7 @@ REFUSED = {
     ),
     "a mixture of experts": (
         lambda at: gguf_files.write(at, "qwen2", gguf_files.a_model("qwen2"), metadata={"qwen2.expert_count": 8}),
-        "is a mixture of experts of the architecture qwen2; mixtures of deepseek2, gpt-oss, llama, olmoe, ",
+        "is a mixture of experts of the architecture qwen2; mixtures of deepseek2, gpt-oss, granitemoe, llama, ",
     ),
     "a mixture without its experts": (
         lambda at: gguf_files.write(

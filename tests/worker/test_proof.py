@@ -25,7 +25,7 @@ SLIPS = [
     ("forms.h", "dim % TILE * DEPTH;", "dim", "(dim ^ 1)"),
     ("small.h", "x[i] * 0.70710678118654752f", "0.70710678118654752f", "0.71f"),
     ("small.h", "* (up + 1.0f)", "up + 1.0f", "up"),
-    ("maxima.h", "return (a > b) |", "a > b", "a < b"),
+    ("maxima.h", "return (one > other) |", "one > other", "one < other"),
     ("maxima.h", "(places[i] - row * of.vocab_size)", "row * of.vocab_size", "0"),
     ("as_floats.h", "* 0x1p120f", "0x1p120f", "0x1p119f"),
     ("as_floats.h", "codes >> (4 * input)", "4 * input", "4"),
