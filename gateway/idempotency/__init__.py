@@ -42,10 +42,10 @@ Answer = Callable[[], Awaitable[web.StreamResponse]]
 class Running:
     """A key that is being answered."""
 
-    def __init__(self, asked: bytes, record: Record) -> None:
+    def __init__(self, asked: bytes, record: Record, task: asyncio.Task[None]) -> None:
         self.asked = asked
         self.record = record
-        self.task: asyncio.Task[None] | None = None
+        self.task = task
 
 
 class Idempotency:
@@ -87,10 +87,10 @@ class Idempotency:
         running = self._running.get(name)
         if running is None:
             record = request[OUTLET] = Record(request[HEAD].request_id)
-            running = self._running[name] = Running(asked, record)
             slot = self._slots.slot(scope, name, asked)
             refuses = caller.policy.without_redis == "refuse"
-            running.task = asyncio.create_task(self._answer(name, slot, record, refuses, answer))
+            task = asyncio.create_task(self._answer(name, slot, record, refuses, answer))
+            running = self._running[name] = Running(asked, record, task)
         check(running.asked, asked)
         return await self._relay(request, running.record)
 
@@ -101,11 +101,14 @@ class Idempotency:
     async def opened(self) -> AsyncIterator[None]:
         """On leaving, what is still being answered is broken off."""
         yield
-        await asyncio.sleep(0)  # what has only just begun would tell nobody of it, before its first turn
-        tasks = [running.task for running in self._running.values() if running.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # a request that has only just come is under its key, if it is not yet
+        running = list(self._running.values())
+        for each in running:
+            each.task.cancel()
+        await asyncio.gather(*(each.task for each in running), return_exceptions=True)
+        for each in running:  # here, for a task that never had its first turn tells nobody
+            if not each.record.is_over:
+                each.record.give_up(errors.Draining("This server is shutting down."))
 
     async def _answer(self, name: bytes, slot: Slot, record: Record, refuses: bool, answer: Answer) -> None:
         """Until all is said and kept. Whatever goes wrong is told to those who read."""
@@ -121,9 +124,6 @@ class Idempotency:
                     finally:
                         is_whole = record.is_over and not record.has_failed
                         await (slot.keep(record.recorded(slot.asked)) if is_whole else slot.free())
-        except asyncio.CancelledError:
-            record.give_up(errors.Draining("This server is shutting down."))
-            raise
         except Exception as error:
             record.give_up(error)
         finally:
