@@ -42,7 +42,9 @@ def house(tmp_path_factory):
     """Two models under one roof, "guessing" and "plain", of few blocks. What their workers log is in LOG."""
     directory = tmp_path_factory.mktemp("house")
     command = f'exec "$0" -m tests.guessing_worker "$@" 2>> {shlex.quote(str(directory / LOG))}'
-    engine = settings.Engine(device="cpu", deterministic=True, num_threads=1, block_size=16, max_kv_bytes=5 << 19)
+    engine = settings.Engine(
+        device="cpu", dtype="bfloat16", deterministic=True, num_threads=1, block_size=16, max_kv_bytes=5 << 19
+    )
     plain = msgspec.structs.replace(engine, speculation=settings.Speculation(enabled=False))
     with running(
         directory,
