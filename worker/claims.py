@@ -32,6 +32,12 @@ def num_slots(sequence: Sequence, limits: Limits) -> int:
     return min(1 + len(followers(sequence)), limits.max_sequences)
 
 
+def but_the_last(claim: Claim) -> Claim:
+    """Of one that is held up: behind its last token nothing can be drawn yet, so that one is left."""
+    num_pending = max(0, claim.num_pending - 1)
+    return claim._replace(num_pending=num_pending, is_idle=not num_pending)
+
+
 class Claims:
     """The claims of one step after the other. ``begin``, then those who run in order, then some of those who wait."""
 

@@ -15,11 +15,11 @@ from operator import attrgetter
 from typing import Any
 
 from policies import batching
-from policies.batching import Limits, Plan, Turns, party_of, raised
+from policies.batching import Claim, Limits, Plan, Turns, party_of, raised
 from policies.costs import StepCosts
 from policies.terms import FinishReason
 from worker.blocks import Pool
-from worker.claims import Claims, followers, num_slots
+from worker.claims import Claims, but_the_last, followers, num_slots
 from worker.sequence import Sequence
 from worker.tables import Tables
 from worker.windows import Apart, Windows
@@ -101,11 +101,13 @@ class Scheduler:
     def schedule(self, now: float, costs: StepCosts | None = None) -> list[tuple[Sequence, int]]:
         """The sequences of this step, each with a number of pending tokens; all blocks that they will write are theirs
         alone. ``costs`` as for batching.plan."""
-        if now >= self._ages_at:
-            self._age(now)
         # Of some it may be known since a moment ago that they have ended.
         held_up = self._held_up() if self._aside else NOBODY
         self.num_held_up = len(held_up)
+        for sequence in held_up:
+            sequence.held_up_at = now
+        if now >= self._ages_at:
+            self._age(now)
         if self.waiting or not self._claims.are_plain(self.running, self.limits):
             return self._planned(now, costs, held_up)
         self.num_paused = 0
@@ -116,8 +118,13 @@ class Scheduler:
 
     def _planned(self, now: float, costs: StepCosts | None, held_up: Set[Sequence]) -> list[tuple[Sequence, int]]:
         of_running, running, waiting = self._claims.of_running, self.running, self.waiting
+        of_waiting = self._claims.of_waiting
         self._claims.begin(self.limits)
         claims = [of_running(sequence) for sequence in running]
+        if held_up:
+            claims = [
+                but_the_last(claim) if each in held_up else claim for each, claim in zip(running, claims, strict=True)
+            ]
         prompts = [claim for claim in claims if claim.num_pending > 1]
         if waiting or prompts:
             self._turns.begin({party_of(claim) for claim in prompts} | {party_of(each) for each in waiting})
@@ -126,7 +133,7 @@ class Scheduler:
             waiting,
             self._pool.num_available,
             self.limits,
-            claim=self._claims.of_waiting,
+            claim=of_waiting if not held_up else lambda each: self._of_waiting(each, held_up),
             freed=lambda order: self._claims.freed(running, order),
             # Nobody hurries for one that could not go on.
             due=lambda index: math.inf if running[index] in held_up else running[index].token_due_at,
@@ -136,8 +143,6 @@ class Scheduler:
         )
         self._carry_out(plan, now)
         grants = [(self._by_arrival[arrival], num_tokens) for arrival, num_tokens in plan.grants]
-        if held_up:
-            grants = [(each, num) for each, num in grants if each not in held_up or num < each.num_pending]
         self._take_tails(grants, now)
         self.num_paused = len(plan.paused)
         for sequence, num_tokens in grants:
@@ -145,6 +150,10 @@ class Scheduler:
             if num_tokens > 1:
                 self._turns.charge(party_of(sequence), num_tokens, sequence.num_computed, costs, sequence.weight)
         return grants
+
+    def _of_waiting(self, sequence: Sequence, held_up: Set[Sequence]) -> Claim | None:
+        claim = self._claims.of_waiting(sequence)
+        return claim if claim is None or sequence not in held_up else but_the_last(claim)
 
     def take_back(self, grants: list[tuple[Sequence, int]], costs: StepCosts | None = None) -> None:
         """Nothing of them was computed, and it is planned again: it has been nobody's turn."""

@@ -73,6 +73,7 @@ class Sequence:
         "guide",
         "has_ended",
         "held_at",
+        "held_up_at",
         "hits",
         "index",
         "kv_block_s",
@@ -181,7 +182,8 @@ class Sequence:
         self.kv_block_s = 0.0
         """Blocks that it held, times how long, until ``held_at``."""
         self.held_at = now
-        self.submitted_at = now
+        self.submitted_at = self.held_up_at = now
+        """``held_up_at``: when its next token could last not have been drawn."""
         self.timeline: wire.Timeline | None = wire.Timeline([], []) if submit.traceparent else None
         """What is told of it at its end; None: nobody asks."""
         self.started_at: float | None = None
@@ -199,8 +201,8 @@ class Sequence:
 
     @property
     def moved_at(self) -> float:
-        """When it last got a token, or came."""
-        return self.submitted_at if self.last_token_at is None else self.last_token_at
+        """When it last got a token, came, or could not go on for reasons of its own."""
+        return max(self.submitted_at if self.last_token_at is None else self.last_token_at, self.held_up_at)
 
     @property
     def token_due_at(self) -> float:

@@ -44,6 +44,8 @@ class Claim(NamedTuple):
     """Waiting only: how often another was let in while this one did not fit."""
     weight: float = 1.0
     """Of its tenant."""
+    is_idle: bool = False
+    """Running only: nothing can be computed of it just now, and its places are others' meanwhile."""
 
     @property
     def priority(self) -> int:
@@ -52,6 +54,11 @@ class Claim(NamedTuple):
     @property
     def due_at(self) -> float:
         return self.place[1]
+
+    @property
+    def num_taken_slots(self) -> int:
+        """Places that nobody else can have in this step."""
+        return 0 if self.is_idle else self.num_slots
 
     @property
     def arrival(self) -> int:

@@ -15,20 +15,20 @@ from policies.batching.memory import Blocks, victims
 from policies.batching.pace import Pace
 
 MAX_PARKED = 2
-"""So many times the places of the batch run at most, those counted who pause for want of one."""
+"""So many times the places of the batch run at most, those counted who pause for want of one or lend theirs."""
 
 
 def parked(running: Sequence[Claim], gone: Sequence[int], num_newcomers: int, max_sequences: int) -> set[int]:
     """Indices of those who have no place in this step. ``num_newcomers``: places that those just let in take."""
-    num_over = sum([claim.num_slots for claim in running]) + num_newcomers - max_sequences
+    num_over = sum([claim.num_taken_slots for claim in running]) + num_newcomers - max_sequences
     if num_over <= 0:
         return set()
-    num_over -= sum([running[index].num_slots for index in gone])
+    num_over -= sum([running[index].num_taken_slots for index in gone])
     found = set()
     for index in victims(running):
         if num_over <= 0:
             break
-        if index not in gone:
+        if index not in gone and not running[index].is_idle:
             found.add(index)
             num_over -= running[index].num_slots
     return found
@@ -45,8 +45,10 @@ class Room:
         self._blocks = blocks
         self._pace = pace
         self._max_sequences = limits.max_sequences
-        self._num_slots = sum([claim.num_slots for claim in running])
-        """Of those who run and those let in."""
+        self._num_slots = sum([claim.num_taken_slots for claim in running])
+        """That those who run and those let in take."""
+        self._num_lent = sum([claim.num_slots for claim in running]) - self._num_slots
+        """That those who run have besides, and will want again."""
         self._num_taken_for_shared = 0
         self._short_at = running[min(blocks.denied)].place if blocks.denied else None
         self._has_displaced = False
@@ -75,7 +77,7 @@ class Room:
         # What it would share may belong to those who have just been displaced: then nothing is taken for granted.
         num_shared = 0 if self._has_displaced else claim.num_shared_blocks
         num_others = len(self._running) - len(blocks.preempted) + self._num_admitted
-        has_place = self._num_slots + num_slots <= self._max_sequences
+        has_place = self._num_slots + num_slots <= self._max_sequences and self._may_run(num_slots)
         num_wanted = claim.num_new_blocks - num_shared + num_others
         if not (has_place and blocks.available >= num_wanted):
             if not (claim.num_pending and self._has_victims(claim) and self._pace.would_save(claim, ahead_s)):
@@ -89,8 +91,9 @@ class Room:
                 if not blocks.take(num_wanted, lambda index: self._may(claim, index), num_each=1):
                     return False
                 blocks.available -= num_for_shared
-                staying = set(range(len(self._running))).difference(blocks.preempted)
-                self._num_slots = self.num_newcomer_slots + sum([self._running[index].num_slots for index in staying])
+                staying = [each for index, each in enumerate(self._running) if index not in blocks.preempted]
+                self._num_slots = self.num_newcomer_slots + sum([each.num_taken_slots for each in staying])
+                self._num_lent = sum([each.num_slots - each.num_taken_slots for each in staying])
                 num_shared = self._num_taken_for_shared = 0
                 self._has_displaced = True
             self.num_displacing += 1
@@ -105,16 +108,19 @@ class Room:
         return bool(self._running) and self._may(claim, victims(self._running)[0])
 
     def _can_park(self, claim: Claim, num_slots: int) -> bool:
-        num_needed = self._num_slots + num_slots
-        if num_needed > MAX_PARKED * self._max_sequences:
+        if not self._may_run(num_slots):
             return False
-        num_over = num_needed - self._max_sequences
+        num_over = self._num_slots + num_slots - self._max_sequences
         for index in victims(self._running):
             if num_over <= 0 or not self._may(claim, index):
                 break
             if index not in self._blocks.preempted:
-                num_over -= self._running[index].num_slots
+                num_over -= self._running[index].num_taken_slots
         return num_over <= 0
+
+    def _may_run(self, num_slots: int) -> bool:
+        """So many more may, with a place in this step or without."""
+        return self._num_slots + self._num_lent + num_slots <= MAX_PARKED * self._max_sequences
 
     def _may(self, claim: Claim, index: int) -> bool:
         """Whether this one may be put aside for the claim."""

@@ -7,7 +7,7 @@ from policies import batching
 from policies.batching import MAX_OVERTAKES, Claim, Limits, limits_of, raised, token_due_at, victims
 from policies.batching.room import MAX_PARKED
 from policies.settings import Engine
-from tests.policies.plans import a_machine_that_takes, decoding, newcomer, plan, prefilling
+from tests.policies.plans import LIMITS, a_machine_that_takes, decoding, newcomer, plan, prefilling
 
 
 def test_a_lone_prompt_gets_the_whole_step():
@@ -31,6 +31,16 @@ def test_nobody_is_admitted_who_would_only_sit_there():
 def test_a_prompt_that_waits_for_another_to_compute_its_beginning_takes_no_tokens():
     made = plan([], [newcomer(1, 30), newcomer(2, 0), newcomer(3, 10)], 10)
     assert (made.admitted, made.grants) == ([1, 2, 3], [(1, 30), (3, 10)])
+
+
+def test_places_of_which_nobody_makes_use_are_lent_until_they_are_wanted_again():
+    idle = [Claim((0, 0.0, arrival), 0, has_output=True, is_idle=True) for arrival in range(1, 5)]
+    made = plan(idle, [newcomer(arrival, 5) for arrival in range(5, 11)], 50)
+    assert (made.admitted, made.paused) == ([5, 6, 7, 8], [])
+    assert len(idle) + len(made.admitted) == MAX_PARKED * LIMITS.max_sequences
+    assert plan([*idle, *map(decoding, range(5, 9))], [newcomer(9, 5)], 50).admitted == []
+    again = plan([decoding(1), *idle[1:], *map(decoding, range(5, 9))], [], 50)
+    assert (again.grants, again.paused) == ([(1, 1), (5, 1), (6, 1), (7, 1)], [8])
 
 
 def test_a_more_important_prompt_is_computed_before_one_already_begun():
