@@ -33,10 +33,16 @@ def told(error: Exception) -> tuple[str, str]:
     return "internal", f"{type(error).__name__}: {error}"
 
 
-def unusable(sequence: Sequence) -> Exception:
-    """Why nothing could be drawn from its logits."""
-    sampling, num_output = sequence.sampling, sequence.num_known - sequence.num_prompt_tokens
-    if sequence.guide is not None and sampling.stop_token_ids and num_output < sampling.min_tokens:
+def unusable(sequence: Sequence, drafted: list[int]) -> Exception:
+    """Why nothing could be drawn from its logits, behind so much of its draft."""
+    guide, sampling = sequence.guide, sequence.sampling
+    num_output = sequence.num_known - sequence.num_prompt_tokens + len(drafted)
+    if (
+        guide is not None
+        and sampling.stop_token_ids
+        and num_output < sampling.min_tokens
+        and not guide.allows_others(sequence.stop_token_ids, drafted)
+    ):
         return GuideLost("the grammar leaves nothing but stop tokens before min_tokens are reached")
     return ArithmeticError("the model gave no usable logits")
 

@@ -231,7 +231,7 @@ class Engine:
         self._landed_at = now
         self._budget.passed()
         faults: Faults = {
-            run.sequence.request.request_id: unusable(run.sequence)
+            run.sequence.request.request_id: unusable(run.sequence, run.token_ids[:-1])
             for run in runs
             if run.token_ids[-1] < 0 and not run.sequence.has_ended
         }

@@ -8,6 +8,7 @@ import random
 
 import pytest
 
+from tests.gateway.texts import byte_level
 from tests.worker.guided import EOS, VOCAB_SIZE, Guided, guided_model
 from tests.worker.schemas import a_schema
 from worker.grammar.masks import MaskMaker
@@ -82,3 +83,14 @@ def test_answers_to_all_wishes_are_the_same_by_every_way(path, seed):
             for one, two in zip(answer.logprobs, same.logprobs, strict=True):
                 assert two.logprob == pytest.approx(one.logprob, abs=1e-3), (way, name)
                 assert two.top_logprobs == pytest.approx(one.top_logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("expression", ["[a-c]{20}", "(forced words){3}"])
+def test_logits_that_are_no_numbers_are_not_the_grammars_fault(path, expression):
+    guided = Guided(path)
+    forward = guided.runner.forward
+    guided.runner.forward = lambda spans, before=None: forward(spans, before) * float("nan")
+    stop = byte_level().token_to_id("Z")
+    guided.submit("x", "regex", expression, min_tokens=9, stop_token_ids=(stop,))
+    guided.run().close()
+    assert (guided.failures["x"].code, guided.engine.stats().num_cached_blocks) == ("internal", 0)

@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -29,7 +29,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from worker.grammar.errors import Unguided
 from worker.grammar.guide import Guide, first_line
-from worker.grammar.in_time import InTime
+from worker.grammar.in_time import InTime, allows_others
 from worker.grammar.nodes import NONE
 from worker.grammar.trail import Trail
 from worker.sampling.masks import Words
@@ -282,6 +282,10 @@ class AsideGuide(Guide):
 
     def num_allowed(self, token_ids: list[int]) -> int:
         return 0
+
+    def allows_others(self, token_ids: Collection[int], drafted: list[int]) -> bool:
+        assert self._found is not None
+        return allows_others(self._found.words, token_ids)
 
     def forced(self, max_tokens: int = 1) -> list[int]:
         return []

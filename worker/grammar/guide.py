@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from worker.grammar.closing import TookTooLong
-from worker.grammar.in_time import InTime
+from worker.grammar.in_time import InTime, allows_others
 from worker.grammar.nodes import NONE, NOWHERE, Mask, Node
 from worker.grammar.places import Places, is_wide
 from worker.grammar.trail import MAX_BEHIND, Trail
@@ -265,6 +266,14 @@ class Guide:
         matcher = self.matcher
         is_end = token_id in self.stop_token_ids and matcher.is_accepting()
         return is_end or bool(matcher.validate_tokens([token_id]))
+
+    def allows_others(self, token_ids: Collection[int], drafted: list[int]) -> bool:
+        """Whether any but these may come behind so much of a draft; of a sequence that goes on no more."""
+        matcher = self.matcher
+        if matcher.try_consume_tokens(drafted) != len(drafted):
+            return True
+        words = np.frombuffer(matcher.compute_bitmask(), dtype=np.int32)
+        return matcher.is_error() or allows_others(words, token_ids)
 
     def keep_mask(self, mask: Words) -> None:
         """Of where it is, as llguidance made it."""
