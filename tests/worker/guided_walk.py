@@ -25,6 +25,7 @@ from worker.drawing import Drawing
 from worker.engine import Engine
 from worker.grammar import aside, in_time, store
 from worker.grammar.masks import MaskMaker
+from worker.handing import InTurn
 from worker.sequence import Sequence
 from worker.speculation import Speculation, SuffixDrafter
 from worker.speculation.forced import ForcedDrafter
@@ -114,7 +115,7 @@ class Walk:
             max_step_tokens=chance.choice([max(4, max_sequences), 20, 256]),
             prefix_cache=chance.random() < 0.8,
         )
-        guided.executor = guided.grammars._executor = AtOnce()
+        guided.grammars._threads = InTurn(AtOnce())
         self.threads = guided.grammars._aside = Threads(chance)
         ticks = itertools.count()
         drafters = [Prophet(chance, self.told), ForcedDrafter(), SuffixDrafter()]

@@ -18,7 +18,6 @@ import os
 import threading
 import time
 import weakref
-from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -32,6 +31,7 @@ from worker.grammar.guide import Guide, first_line
 from worker.grammar.in_time import InTime, allows_others
 from worker.grammar.nodes import NONE
 from worker.grammar.trail import Trail
+from worker.handing import Asked, carry_out
 from worker.sampling.masks import Words
 
 NICE, SLOW_NICE = 5, 10
@@ -97,8 +97,8 @@ class _Lane:
 
     def __init__(self, name: str, nice: int, wake: Callable[[], None]) -> None:
         self._nice, self._wake = nice, wake
-        self._asked: OrderedDict[bytes, deque[tuple[Future[Any], Callable[[], Any]]]] = OrderedDict()
-        """By tenant, who is next first. Bounded by the sequences that the engine takes: one each."""
+        self._asked = Asked()
+        """Bounded by the sequences that the engine takes: one each."""
         self._is_asked = threading.Condition()
         # A daemon, since the process does not wait for a mask when it ends.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -109,9 +109,8 @@ class _Lane:
                 self._thread.start()
 
     def submit(self, call: Callable[[], _Made], tenant: bytes) -> Future[_Made]:
-        future = Future[_Made]()
         with self._is_asked:
-            self._asked.setdefault(tenant, deque()).append((future, call))
+            future = self._asked.add(call, tenant)
             self._is_asked.notify()
         return future
 
@@ -119,24 +118,13 @@ class _Lane:
         with self._is_asked:
             while not self._asked:
                 self._is_asked.wait()
-            tenant, own = self._asked.popitem(last=False)
-            found = own.popleft()
-            if own:
-                self._asked[tenant] = own
-        return found
+            return self._asked.next()
 
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while True:
-            future, call = self._next()
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(call())
-            except BaseException as error:  # for whoever asks, a panic of llguidance's too
-                future.set_exception(error)
-            self._wake()
-            del future, call  # an answer that has ended is kept by nobody
+            if carry_out(*self._next()):  # an answer that has ended is kept by nobody
+                self._wake()
 
 
 class Rules:
@@ -340,5 +328,6 @@ def _of(guide: AsideGuide | None, call: Callable[[AsideGuide], Found]) -> Found 
         return None
     try:
         return call(guide)
-    except Exception as error:  # of this answer alone, as it would be within the step
-        return guide.rules.first._replace(error=error)
+    except BaseException as error:  # of this answer alone, as it would be within the step
+        own = error if isinstance(error, Exception) else RuntimeError(str(error))  # a panic of llguidance's
+        return guide.rules.first._replace(error=own)

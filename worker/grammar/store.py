@@ -33,7 +33,7 @@ from worker.grammar.nodes import KeptMasks
 from worker.grammar.places import Places, places_of
 from worker.grammar.trail import Trail
 from worker.grammar.vocabulary import marks_of, without_marks
-from worker.handing import handed
+from worker.handing import InTurn, handed
 
 MAX_SOURCE_CHARS = 4 << 20
 MAX_END_TOKENS = 4096
@@ -93,7 +93,7 @@ class Grammars:
         """``read``: as read_vocabulary; ``wake``: has somebody look at ``turn``, called on any thread."""
         self._max_kept, self._max_kept_bytes = kept.max_kept, kept.max_kept_bytes
         self._read, self._num_logits, self._eos_token_ids = read, num_logits, eos_token_ids
-        self._executor, self._wake = executor, wake
+        self._threads, self._wake = InTurn(executor), wake
         self._aside = Aside(wake)
         self._lock = Lock()
         self._reading = Lock()
@@ -144,7 +144,7 @@ class Grammars:
         if submit.grammar.has_written_rules:
             future = handed(partial(self._aside.submit, tenant=submit.tenant, is_slow=True), prepare)
         else:
-            future = handed(self._executor.submit, prepare)
+            future = handed(partial(self._threads.submit, tenant=submit.tenant), prepare)
         self._begun[submit.request_id] = future
         future.add_done_callback(lambda done: self._wake())
 
