@@ -13,6 +13,7 @@ from policies.schemas import bound, bound_of, patterns_of
 from policies.terms import Sampling
 from tests.worker.guided import EOS, Guided, guided_model
 from tests.worker.schemas import a_schema
+from worker.grammar import in_time
 from worker.grammar.closing import Ends, find_end
 from worker.grammar.scan import Scan
 
@@ -204,6 +205,42 @@ def test_an_answer_is_whole_wherever_the_shortest_one_fits(path):
     assert len(guided.answers) == 8 * len(SHORTEST)
     for (name, _), answer in guided.answers.items():
         jsonschema.validate(json.loads(answer.text), SHORTEST[name.rpartition(" ")[0]])
+
+
+def test_a_short_end_is_found_behind_any_of_a_few_choices(path):
+    words = [f"{letter} long way to say what one of many values means" for letter in "abcdghijkmopq"]
+    schemas = {"text": {"enum": [*words, "zz"]}, "number": {"enum": [int(str(i) * 12) for i in range(1, 9)] + [9]}}
+    guided = Guided(path)
+    for name, schema in schemas.items():
+        guided.submit(name, "json_schema", json.dumps(schema), max_tokens=8)
+    guided.run()
+    guided.close()
+    for name, schema in schemas.items():
+        jsonschema.validate(json.loads(guided.answers[name, 0].text), schema)
+
+
+@pytest.mark.parametrize("num_drafted", [1, 5, 12])
+def test_guesses_do_not_move_where_an_end_is_looked_for(path, monkeypatch, num_drafted):
+    schema = '{"type": "array", "items": {"enum": ["a", "bb"]}, "maxItems": 9}'
+    guided, searched = Guided(path), []
+    guided.submit("r", "json_schema", schema, max_tokens=400)
+    while not guided.engine.has_work:
+        guided.step()
+    monkeypatch.setattr(in_time, "find_end", lambda *_: searched.append(num_left))
+    places = []
+    for draws_near in (False, True):
+        guide = guided.grammars.find(
+            wire.Submit("s", [1], Sampling(400), grammar=wire.Grammar("json_schema", schema, True))
+        )[0]
+        for num_left in range(400, 0, -1):
+            if draws_near:
+                guide.is_careful(num_left, num_drafted)
+            guide.is_careful(num_left)
+        places.append(searched.copy())
+        searched.clear()
+    guided.close()
+    assert places[0] == places[1]
+    assert len(places[0]) > 3
 
 
 def _fewest_tokens(vocabulary, text):

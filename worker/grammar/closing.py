@@ -23,7 +23,9 @@ from worker.grammar.scan import Scan
 
 MAX_MASKS = 600
 """Of one search."""
-_BRANCHES = 6
+_BRANCHES, _MOST_BRANCHES = 6, 64
+"""Ways from a place that are gone, the likeliest first; where no more than these may come, as where one of a few words
+begins, all of them."""
 _TURN = 2
 """Tokens that a turn away from the likeliest way must save."""
 _MAX_DIVE = 200
@@ -130,12 +132,12 @@ class Ends:
             # Of each kind the first, then of each the second; each time another kind leads.
             turn = len(path) % len(content)
             kinds = [*content[turn:], *content[:turn]]
-            groups = [sorted(kind, key=used.__contains__)[:_BRANCHES] for kind in kinds]
+            groups = [sorted(kind, key=used.__contains__) for kind in kinds]
             found += [token_id for each in zip_longest(*groups) for token_id in each if token_id is not None]
         if not found:
             bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-            found = np.flatnonzero(bits)[:_BRANCHES].tolist()
-        return found[:_BRANCHES]
+            found = np.flatnonzero(bits)[: _MOST_BRANCHES + 1].tolist()
+        return found if len(found) <= _MOST_BRANCHES else found[:_BRANCHES]
 
 
 def find_end(

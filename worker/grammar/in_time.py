@@ -128,7 +128,7 @@ class InTime:
         reach = self._reach
         scan = self._read() if reach.is_deep else None
         far = reach.far(0 if scan is None else scan.num_levels)
-        if far is None or num_free <= far:
+        if far is None or num_left <= far:
             return self._has_end(num_left)
         # Where an end is known to be there, it had better be found before it must be.
         num_spare = num_free - min(far + EARLY_TOKENS, self._looks_from)
@@ -136,6 +136,8 @@ class InTime:
             if not num_drafted:
                 self._safe_above = num_free - (num_spare - 1) // reach.comes_nearer - 1
             return False
+        if num_drafted:
+            return True  # it is looked for at its place, however it is come to
         if self._finds_end(num_left):
             return True
         self._looks_from = num_left - RETRY_SEARCH_EVERY
