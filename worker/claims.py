@@ -32,10 +32,13 @@ def num_slots(sequence: Sequence, limits: Limits) -> int:
     return min(1 + len(followers(sequence)), limits.max_sequences)
 
 
-def but_the_last(claim: Claim) -> Claim:
-    """Of one that is held up: behind its last token nothing can be drawn yet, so that one is left."""
-    num_pending = max(0, claim.num_pending - 1)
-    return claim._replace(num_pending=num_pending, is_idle=not num_pending)
+def held_back(claim: Claim, sequence: Sequence) -> Claim:
+    """Of one that is held up: behind its last token nothing can be drawn yet, so that one is left. Where it runs, and
+    has nothing else to compute, nobody gives up blocks for it."""
+    claim = claim._replace(num_pending=max(0, claim.num_pending - 1))
+    if claim.num_pending or not sequence.block_ids:
+        return claim
+    return claim._replace(num_new_blocks=claim.num_new_blocks if sequence.may_share_tail else 0, is_idle=True)
 
 
 class Claims:

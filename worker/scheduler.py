@@ -19,7 +19,7 @@ from policies.batching import Claim, Limits, Plan, Turns, party_of, raised
 from policies.costs import StepCosts
 from policies.terms import FinishReason
 from worker.blocks import Pool
-from worker.claims import Claims, but_the_last, followers, num_slots
+from worker.claims import Claims, followers, held_back, num_slots
 from worker.sequence import Sequence
 from worker.tables import Tables
 from worker.windows import Apart, Windows
@@ -123,7 +123,8 @@ class Scheduler:
         claims = [of_running(sequence) for sequence in running]
         if held_up:
             claims = [
-                but_the_last(claim) if each in held_up else claim for each, claim in zip(running, claims, strict=True)
+                held_back(claim, each) if each in held_up else claim
+                for each, claim in zip(running, claims, strict=True)
             ]
         prompts = [claim for claim in claims if claim.num_pending > 1]
         if waiting or prompts:
@@ -153,7 +154,7 @@ class Scheduler:
 
     def _of_waiting(self, sequence: Sequence, held_up: Set[Sequence]) -> Claim | None:
         claim = self._claims.of_waiting(sequence)
-        return claim if claim is None or sequence not in held_up else but_the_last(claim)
+        return claim if claim is None or sequence not in held_up else held_back(claim, sequence)
 
     def take_back(self, grants: list[tuple[Sequence, int]], costs: StepCosts | None = None) -> None:
         """Nothing of them was computed, and it is planned again: it has been nobody's turn."""

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from policies import wire
+from policies.batching.room import MAX_PARKED
 from policies.terms import Sampling
 from tests.worker.guided import VOCAB_SIZE, Answer, Guided
 from tests.worker.guided_parts import AtOnce, Device, Prophet, Threads
@@ -203,6 +204,8 @@ class Walk:
             priority=chance.choice([0, 0, 1, 5]),
             tenant=chance.choice([b"x", b"y"]),
             cache_salt=chance.choice([b"", b"a"]),
+            ttft_s=chance.choice([None, 0.05, 60.0]),
+            tpot_s=chance.choice([None, 0.01, 10.0]),
         )
         if chance.random() < 0.3 and not case.failure:
             submit = self.resumed(submit, case)
@@ -253,6 +256,7 @@ class Walk:
             reason = guided.failures[request_id].reason
             alike = case.failure is not None and reason == case.failure.reason
             assert alike or any(each in reason for each in REASONS), reason
+        assert self.engine.stats().num_running <= MAX_PARKED * self.engine.max_sequences
         self.engine.audit()
 
     def check(self, request_id: str, index: int) -> None:

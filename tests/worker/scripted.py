@@ -40,6 +40,7 @@ class ScriptedRunner:
         self.device, self.dtype = "cpu", "float32"
         self.overlaps = overlaps
         self.writes, self.scores, self.pooling, self.num_dimensions = True, False, None, 0
+        self.scores_prompts = True
         self.window, self.apart = window, apart
         rng = np.random.default_rng(0)
         self.memory = rng.integers(0, MASK, size=(num_blocks, block_size), dtype=np.uint64)
@@ -106,6 +107,19 @@ class ScriptedRunner:
 
     def _slot(self, span, position):
         return span.block_ids[position // self.block_size], position % self.block_size
+
+    def take_hidden(self, spans):
+        """A row is the history up to its token."""
+        rows = []
+        for span in spans:
+            end = span.start + len(span.token_ids)
+            slots = self.memory[np.array(span.block_ids)].reshape(-1)[end - span.num_hidden : end]
+            rows.append(torch.from_numpy(slots.view(np.int64))[:, None])
+        return rows
+
+    def logits_of(self, hidden):
+        """Of one token in each row it expects more than of the others."""
+        return torch.nn.functional.one_hot(expected_behind(hidden[:, 0], self.vocab_size), self.vocab_size)
 
     def maxima_of(self, logits):
         return None
@@ -188,6 +202,21 @@ def read_on(digest, seen, history, position, window):
             digest -= seen[0] * (2 * (position - window) + 1)
         seen = (*seen, history)[-window:]
     return digest & MASK, seen
+
+
+def expected_behind(histories, vocab_size):
+    """As ``logits_of`` has it; histories [n] i64, which may be below 0."""
+    return histories % vocab_size
+
+
+def scores(prompt_token_ids, vocab_size=50):
+    """Of each token of a prompt but the first, how much likelier it is by that than another one: 1 or 0."""
+    history, histories = 0, []
+    for token_id in prompt_token_ids:
+        history = following(history, token_id)
+        histories.append(history)
+    likely = expected_behind(torch.from_numpy(np.array(histories, dtype=np.uint64).view(np.int64)), vocab_size)
+    return [int(token_id == own) for token_id, own in zip(prompt_token_ids[1:], likely.tolist(), strict=False)]
 
 
 def next_token(history, seed, vocab_size):

@@ -15,7 +15,7 @@ from policies.batching.room import MAX_PARKED
 from policies.costs import StepCosts
 from policies.settings import Engine as EngineSettings
 from policies.terms import Sampling
-from tests.worker.scripted import ScriptedRunner, ScriptedSampler, answer
+from tests.worker.scripted import ScriptedRunner, ScriptedSampler, answer, scores
 from worker import forked
 from worker.budget import OutOfMemory
 from worker.engine import Engine
@@ -54,6 +54,33 @@ class Prophet:
         pass
 
 
+class Hesitant:
+    """As a guide whose masks are made aside: it holds its answer up for a while, now and then for long."""
+
+    is_aside, is_whole, is_cut = True, False, False
+
+    def __init__(self, walk):
+        self.walk = walk
+        self.hesitate()
+
+    def hesitate(self):
+        self.late_until = self.walk.num_steps + self.walk.rng.choice([0, 0, 0, 1, 3, 40])
+
+    @property
+    def is_late(self):
+        return self.walk.num_steps < self.late_until
+
+    def advance(self, token_id):
+        assert not self.is_late, "a token was drawn of an answer that is held up"
+        self.hesitate()
+
+    def num_allowed(self, token_ids):
+        return 0
+
+    def is_careful(self, num_left, num_drafted):
+        return False
+
+
 class Walk:
     """One engine, and what each of its requests may still expect."""
 
@@ -85,6 +112,9 @@ class Walk:
         # What is said of long histories decides who loses blocks, as long as no step has taught otherwise.
         costs = rng.choice([None, StepCosts.of((0.0, tick_s, 0.0, 0.0, tick_s, 0.0, 0.0))])
         self.engine = Engine(self.runner, self.sampler, self.settings, lambda: tick_s * next(self.ticks), costs)
+        self.engine._drawing._masks = lambda *_: None
+        self.num_steps = 0
+        self.hesitancy = rng.choice([0, 0, 0.2, 1.0])
         self.engine.speculates = rng.random() < 0.7
         if rng.random() < 0.7:
             self.guess_well()
@@ -96,6 +126,8 @@ class Walk:
         """By what memory the device has just now, in one step."""
         self.stems = [self.tokens(rng.randrange(1, 40)) for _ in range(4)]
         self.live = {}  # request id -> (submit, answers by index)
+        self.unscored = set()
+        """Of those, the ones that are to be told of their prompts, and were not yet."""
         self.num_paused = 0
         """Over all steps."""
         self.num_accepted = self.num_cancelled = self.num_finished = self.num_failed = self.num_refused = 0
@@ -145,14 +177,23 @@ class Walk:
             ttft_s=rng.choice([None, -1.0, 0.05, 1.0, 60.0]),
             tpot_s=rng.choice([None, 0.003, 0.1, 10.0]),
             tenant=rng.choice(self.tenants),
+            weight=rng.choice([1.0, 1.0, 0.01, 7.0]),
         )
+        if rng.random() < 0.05:
+            sampling = msgspec.structs.replace(submit.sampling, num_prompt_logprobs=rng.choice([0, 2]))
+            submit = msgspec.structs.replace(submit, sampling=sampling)
         if rng.random() < 0.2:
             submit = self.resumed(submit)
-        failed = self.engine.add(submit)
+        guides = None
+        if rng.random() < self.hesitancy:
+            guides = {index: Hesitant(self) for index in submit.indices}
+        failed = self.engine.add(submit, guides=guides)
         if failed is None:
             emitted = submit.emitted_token_ids
             answers = {index: list(emitted.get(index, [])) for index in submit.indices}
             self.live[submit.request_id] = (submit, answers)
+            if submit.sampling.num_prompt_logprobs is not None and not any(emitted.values()):
+                self.unscored.add(submit.request_id)
         else:
             capacity = min(self.runner.max_model_tokens, self.runner.num_blocks * self.block_size)
             too_long = len(prompt) + submit.sampling.max_tokens > capacity
@@ -189,6 +230,7 @@ class Walk:
             del self.live[delta.request_id]
 
     def step(self):
+        self.num_steps += 1
         num_steps = len(self.runner.steps)
         deltas, failed = self.engine.step()
         if len(self.runner.steps) > num_steps:
@@ -201,6 +243,7 @@ class Walk:
         for delta in deltas:
             submit, answers = self.live[delta.request_id]
             answers[delta.index] += delta.token_ids
+            self.check_scores(submit, delta)
             if delta.finish is not None:
                 self.num_finished += 1
                 assert 0 <= delta.finish.num_accepted_tokens <= delta.finish.num_drafted_tokens
@@ -222,12 +265,28 @@ class Walk:
             del self.live[failure.request_id]
         self.check_that_the_first_moves({(delta.request_id, delta.index) for delta in deltas})
 
+    def check_scores(self, submit, delta):
+        """A prompt is told of with the first token behind it, whole."""
+        is_due = submit.request_id in self.unscored and bool(delta.token_ids)
+        assert (delta.prompt_logprobs is not None) == is_due
+        if is_due:
+            self.unscored.discard(submit.request_id)
+            num_top, total = submit.sampling.num_prompt_logprobs, math.log(self.runner.vocab_size - 1 + math.e)
+            told = delta.prompt_logprobs
+            assert [each.logprob for each in told] == pytest.approx(
+                [score - total for score in scores(submit.prompt_token_ids)], abs=1e-5
+            )
+            assert all(len(each.top_token_ids) == len(each.top_logprobs) == num_top for each in told)
+
     def check_that_the_first_moves(self, moved):
         """Nothing starves, because whatever is first in order is served within its own prompt's time."""
         if not self.live:
             return
         scheduler = self.engine._scheduler
-        sequence = min(scheduler.waiting + scheduler.running, key=lambda one: one.place)
+        able = [each for each in scheduler.waiting + scheduler.running if not (each.guide and each.is_held_up)]
+        if not able:
+            return
+        sequence = min(able, key=lambda one: one.place)
         first = (sequence.request.request_id, sequence.index)
         num_known = sequence.num_prompt_tokens + sequence.sampling.max_tokens
         if first != self.first or first in moved:
