@@ -325,6 +325,13 @@ def test_a_broken_row_fails_alone(where, value, sampling):
     assert [i for i, logprob in enumerate(sampled.logprobs) if logprob is None] == [2]
 
 
+@pytest.mark.parametrize("penalty", [1e-300, 1e-39, 1e-30])
+def test_a_penalty_that_rewards_as_much_as_may_be_has_a_token_repeated(penalty):
+    x = logits(2).abs_()
+    rows = [row(prompt=[5], repetition_penalty=penalty, temperature=temperature) for temperature in (0.0, 1.0)]
+    assert sample(x, rows) == [5, 5]
+
+
 def test_all_tokens_but_one_may_be_impossible():
     x = torch.full((8, 1000), -math.inf)
     x[:, 999] = -5.0

@@ -24,6 +24,10 @@ UNWANTED = -1e4
 grammar leaves nothing else."""
 
 
+SMALLEST_REPETITION = 1e-30
+"""Smaller penalties would be zero in float32, or make more of a logit than it can hold."""
+
+
 class Counts:
     """How often one sequence has seen each token, kept up to date from its two lists, and rebuilt from them when
     there is none.
@@ -242,8 +246,13 @@ _Penalised = tuple[int, npt.NDArray[np.int64], npt.NDArray[np.float32], Sampling
 
 def _seen(penalised: _Penalised) -> Seen:
     at, token_ids, counts, sampling = penalised
-    penalties = sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty
-    return Seen(at, len(token_ids), token_ids.ctypes.data, counts.ctypes.data, *penalties)
+    return Seen(at, len(token_ids), token_ids.ctypes.data, counts.ctypes.data, *_penalties(sampling))
+
+
+def _penalties(sampling: Sampling) -> tuple[float, float, float]:
+    """For repetition, presence and frequency."""
+    repetition = max(sampling.repetition_penalty, SMALLEST_REPETITION)
+    return repetition, sampling.presence_penalty, sampling.frequency_penalty
 
 
 def _penalise(logits: Tensor, penalised: Sequence[_Penalised]) -> Tensor:
@@ -252,7 +261,7 @@ def _penalise(logits: Tensor, penalised: Sequence[_Penalised]) -> Tensor:
     lengths = [len(token_ids) for _, token_ids, _, _ in penalised]
     where = _on(logits, np.concatenate([at * vocab_size + token_ids for at, token_ids, _, _ in penalised]))
     num_output = _on(logits, np.concatenate([counts for _, _, counts, _ in penalised]))
-    terms = [(s.repetition_penalty, s.presence_penalty, s.frequency_penalty) for _, _, _, s in penalised]
+    terms = [_penalties(sampling) for _, _, _, sampling in penalised]
     repetition, presence, frequency = _on(logits, np.repeat(np.array(terms, dtype=np.float32).T, lengths, axis=1))
     seen = flat[where]
     seen = torch.where(seen < 0, seen * repetition, seen / repetition)
