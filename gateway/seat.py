@@ -112,7 +112,7 @@ class Seat:
         num_context_tokens = stats.num_used_blocks * facts.block_size
         # Prompts that begin alike share their memory, so what it uses may be less than what it was given.
         free = Amount(facts.max_sequences - stats.num_running, self._max_tokens - num_context_tokens)
-        self._room.reported(stats.num_gateways, None if stats.num_waiting else free)
+        self._room.reported(stats.num_gateways, None if stats.num_waiting else free, stats.num_idle)
         self.part = self._part(stats)
         self.pace = pace_of(stats.cost_weights, stats.num_running, num_context_tokens, max_slowdown)
 

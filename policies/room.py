@@ -1,8 +1,8 @@
 """Whether a worker has room for more: places in its batch, KV memory, and what may step back for the more important.
 
-A worker is full when its batch is, or its memory. Whoever is more important than some of what it holds may still be
-sent: the engine makes room. But each class keeps, of places and of memory, its guaranteed share of what it has there,
-so that those who step back are some and never all.
+A worker is full when its batch is, or its memory; places that some of it lends count as free. Whoever is more important
+than some of what it holds may still be sent: the engine makes room. But each class keeps, of places and of memory, its
+guaranteed share of what it has there, so that those who step back are some and never all.
 
 Where several gateways send to a worker, each has an equal part of it, in which it does as it would with a worker of its
 own. Of what the worker tells that nobody uses, each may take an equal part besides until the next report, so a gateway
@@ -49,6 +49,7 @@ class Room:
         "_ceiling",
         "_free",
         "_held",
+        "_lent",
         "_max_tokens",
         "_num_gateways",
         "_places",
@@ -66,7 +67,9 @@ class Room:
         self._all = Amount(max_sequences, max_tokens)
         self._held: dict[int, Held] = {}
         self._free: Amount | None = None
-        """As reported."""
+        """As reported, as is the next."""
+        self._lent = 0
+        """Places."""
         self._unseen = self._unseen_before = Amount(0, 0)
         """Given since the last report, and between it and the one before."""
         self.num_sequences = 0
@@ -81,11 +84,11 @@ class Room:
         self._ceiling = max(1, (num_sequences + max(1, num_sequences // OVERCOMMIT)) // num_gateways)
         self._max_tokens = num_tokens // num_gateways
 
-    def reported(self, num_gateways: int, free: Amount | None) -> None:
+    def reported(self, num_gateways: int, free: Amount | None, num_idle: int = 0) -> None:
         """The worker has told how many send to it and what nobody uses; None: somebody waits there. What was given to
-        it since the report before may not be in this one yet."""
+        it since the report before may not be in this one yet. ``num_idle`` of its sequences lend their places."""
         self._unseen_before, self._unseen = self._unseen, Amount(0, 0)
-        self._free = free
+        self._free, self._lent = free, num_idle // max(1, num_gateways)
         if num_gateways != self._num_gateways:
             self._divide(max(1, num_gateways))
 
@@ -112,7 +115,8 @@ class Room:
         """For such a request. One that would never fit beside others goes to a worker that has nothing else to do."""
         if self.num_sequences == 0:
             return True
-        num_places, num_free_tokens = self._ceiling - self.num_sequences, self._max_tokens - self.num_tokens
+        num_places = min(self._ceiling + self._lent, MAX_DISPLACED * self._ceiling) - self.num_sequences
+        num_free_tokens = self._max_tokens - self.num_tokens
         if self._free is not None and (num_sequences > num_places or num_tokens > num_free_tokens):
             spare = self._spare(self._free)
             num_free_tokens = max(num_free_tokens, spare.num_tokens)

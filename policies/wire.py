@@ -310,6 +310,8 @@ class Stats(Message, frozen=True):
     """Since start: as often as a step verified guesses for a sequence."""
     num_prompt_tokens: int = 0
     """Since start: of prompts, each as it was computed or found first; of several answers to one, once."""
+    num_idle: int = 0
+    """Of those running: wait for what their grammars let them say, and lend their places meanwhile."""
 
 
 class AdapterLoaded(Message, frozen=True):

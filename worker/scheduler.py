@@ -65,8 +65,8 @@ class Scheduler:
         self._by_arrival: dict[int, Sequence] = {}
         self._aside: set[Sequence] = set()
         """Those that may be held up by their guides, and lie still meanwhile where they are."""
-        self.num_held_up = 0
-        """Of the last step."""
+        self.num_held_up = self.num_idle = 0
+        """Of the last step; ``num_idle``: of those running, and with nothing else to compute."""
         self._windows = Windows(apart, pool, block_size)
         self._tables = Tables(pool, self._windows, block_size, window, copy_block)
         self._claims = Claims(pool, self._windows, block_size, self._catch_up)
@@ -112,6 +112,7 @@ class Scheduler:
             return self._planned(now, costs, held_up)
         self.num_paused = 0
         running = [each for each in self.running if each not in held_up] if held_up else self.running
+        self.num_idle = len(self.running) - len(running)
         for sequence in running:
             self._windows.hold(sequence, 1)
         return [(sequence, 1) for sequence in running]
@@ -126,6 +127,7 @@ class Scheduler:
                 held_back(claim, each) if each in held_up else claim
                 for each, claim in zip(running, claims, strict=True)
             ]
+        self.num_idle = sum([claim.is_idle for claim in claims]) if held_up else 0
         prompts = [claim for claim in claims if claim.num_pending > 1]
         if waiting or prompts:
             self._turns.begin({party_of(claim) for claim in prompts} | {party_of(each) for each in waiting})
@@ -231,7 +233,7 @@ class Scheduler:
         """What a worker's ``Stats`` say of it, by field."""
         names = (
             *("num_prompt_tokens", "num_cached_tokens", "num_preemptions"),
-            *("num_paused", "num_tail_frees", "num_displacements"),
+            *("num_paused", "num_tail_frees", "num_displacements", "num_idle"),
         )
         pool = self._pool
         return {

@@ -47,6 +47,21 @@ def test_the_more_important_are_sent_past_a_full_batch_and_the_others_are_not():
     assert not room.has_room(2, 1, 10)
 
 
+def test_places_that_are_lent_are_given_to_others_up_to_twice_what_fits():
+    room = full_of(1)
+    room.reported(1, Amount(-1, 830), num_idle=3)
+    for _ in range(3):
+        assert room.has_room(1, 1, 10)
+        room.give(1, 1, 1, 10)
+    assert not room.has_room(1, 1, 10)
+    room.reported(1, Amount(-4, 800), num_idle=1000)
+    while room.has_room(2, 1, 10):
+        room.give(2, 2, 1, 10)
+    assert room.num_sequences == MAX_DISPLACED * 17
+    room.reported(2, Amount(0, 400), num_idle=1)
+    assert not room.has_room(1, 1, 10)
+
+
 def test_three_classes_one_above_the_other_come_to_no_more_than_twice_what_fits():
     room = full_of(2)
     for priority in (1, 0):

@@ -57,6 +57,7 @@ def held_up(guided: Guided, blocked, num: int, **asked) -> None:
 def test_places_of_answers_that_are_held_up_are_lent(path, blocked):
     guided = Guided(path, max_sequences=2, deterministic=True)
     held_up(guided, blocked, 2)
+    assert guided.engine.stats().num_idle == 2
     for number in range(5):
         guided.submit(f"plain{number}", "", "", max_tokens=9, seed=number, ignore_eos=True)
     most = 0
