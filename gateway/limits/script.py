@@ -122,7 +122,7 @@ local function drop_hold(gauge, id)
   redis.call('ZREM', until_of(gauge.key), id)
   if held then
     redis.call('HDEL', gauge.key, 'h:' .. id)
-    redis.call('HINCRBY', gauge.key, 'held', -held)
+    redis.call('HINCRBY', gauge.key, 'held', 0 - held)  -- Redis takes no -0
   end
 end
 

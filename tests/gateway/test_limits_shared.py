@@ -222,6 +222,18 @@ async def test_a_gateway_that_stood_still_for_longer_holds_its_places_and_money_
         await when(lambda: limits.readings(rules), lambda found: found == before)
 
 
+async def test_what_costs_nothing_is_settled_at_every_budget(redis_settings, redis, clock):
+    """Its hold is 0, which Redis is not to hear of as -0: whoever comes next would find the rest of it, and fail."""
+    caller = a_caller(Policy(budget=Budget(Decimal(1)), key_budget=Budget(Decimal(1))))
+    async with a_gateway(redis_settings, clock) as limits:
+        rules = limits.plans.find(caller, "demo").rules
+        async with limits.admit(caller, "demo", 100, 100, "r") as ticket:
+            ticket.settle(Usage(100, 0, 100))
+        await limits.shared.close()
+        purses = [await redis.call("HGETALL", redis.key(f"limits:{rule.name}")) for rule in rules]
+        assert purses == [{b"held": b"0", b"spent": b"0"}] * 2
+
+
 async def test_whoever_hangs_up_while_redis_decides_leaves_nothing_set_aside(three_gateways):
     limits = three_gateways[0]
     caller = a_caller(Policy(limits=Ceilings(tokens_per_minute=1000, concurrent_requests=5)))
