@@ -83,12 +83,12 @@ class PostgresWriter:
     async def write(self, entries: Sequence[Entry]) -> None:
         try:
             since = await self._write(entries)
-            self._note(entries)
             if since != self._since:
                 if self._since is not None:
                     self._known.clear()
-                    self._again = [entry for _, entry in self._recent]
+                    self._again = [entry for _, entry in self._recent]  # whenever that was
                 self._since = since
+            self._note(entries)
             while portion := self._again[:MAX_ROWS_AGAIN]:
                 await self._write(portion)
                 del self._again[: len(portion)]
