@@ -216,6 +216,8 @@ class Directory:
         are_other_upstreams = fresh.upstreams != self.upstreams
         for name in READ:
             setattr(self, name, getattr(fresh, name))
+        self.bases |= fresh.bases  # in place: others know it
+        self._narrowed.clear()  # the number of a version that is lost may be given again
         if are_other_adapters:
             self.adapters_changed()
         if are_other_upstreams:

@@ -288,21 +288,35 @@ async def test_what_a_standby_lacks_when_it_takes_over_counts_no_more(fragile_po
     config = settings.Store(data_dir=str(tmp_path), url=f"{fragile_postgres.url}/postgres")
     async with store.opened(config) as rooms:
         await bootstrap(rooms, {})
-        tenant = await add_tenant(rooms, "north")
-        kept = await add_key(rooms, tenant)
+        await add_version(rooms, "gold", Policy())
+        tenant = await add_tenant(rooms, "north", "gold")
+        kept = await add_key(rooms, tenant, narrowing=Narrowing(models=("a", "b")))
         engine = create_async_engine(store.url_of(config))
         async with engine.connect() as connection:
             before = (await connection.execute(sa.select(store.changes.c.revision))).scalar_one()
         lost = await add_key(rooms, tenant)
+        await add_version(rooms, "gold", Policy(models=("a",)), version=2)
         directory = await Directory.load(rooms, clock)
-        assert None not in [caller(directory, key) for key in (kept, lost)]
+        assert caller(directory, lost) is not None
+        assert caller(directory, kept).policy.models == ("a",)
         fragile_postgres.kill()
         fragile_postgres.start()
         await engine.dispose()
+        heads = store.policy_heads.c
         async with engine.begin() as connection:
             await connection.execute(sa.delete(store.keys).where(store.keys.c.revision > before))
+            await connection.execute(sa.delete(store.policies).where(store.policies.c.version == 2))
+            back = sa.update(store.policy_heads).where(heads.revision > before)
+            await connection.execute(back.values(current_version=1, revision=before))
             await connection.execute(sa.update(store.changes).values(revision=before))
         await engine.dispose()
         made = await add_key(rooms, tenant)
+        await add_version(rooms, "gold", Policy(models=("b",)), version=2)
+        adapter = {"name": "accent", "model": "demo", "adapter_id": "adp_1", "source": "", "digest": "", "rank": 0}
+        adapter |= {"num_bytes": 0, "loaded_at": 0, "loaded_by": "", "version": 1}
+        async with rooms.changing() as (connection, revision):
+            await connection.execute(sa.insert(store.adapters), adapter | {"revision": revision})
         await directory.refresh()
         assert [caller(directory, key) is None for key in (kept, made, lost)] == [False, False, True]
+        assert caller(directory, kept).policy.models == ("b",)
+        assert directory.bases == {"accent": "demo"}
