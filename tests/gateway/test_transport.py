@@ -239,9 +239,11 @@ async def test_a_key_for_an_address_works_through_a_proxy_of_ours(open_front):
             assert (await front.http.get(f"{front.url}/v1/models", headers=headers)).status == status
 
 
-def certified(directory: Path, name: str, num_days: int = 1) -> tuple[Path, Path]:
+def certified(
+    directory: Path, name: str, num_days: int = 1, curve: ec.EllipticCurve | None = None
+) -> tuple[Path, Path]:
     """A certificate for localhost, signed by itself and good for so many days from now on, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = ec.generate_private_key(curve or ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
@@ -293,6 +295,14 @@ def test_a_certificate_that_has_changed_is_read_again(tmp_path):
     certified(tmp_path, "second")
     assert certificate.renew()
     assert not certificate.renew()
+
+
+def test_a_certificate_that_not_every_client_speaks_or_that_is_being_replaced_is_no_trouble(tmp_path):
+    cert, key = certified(tmp_path, "first", curve=ec.BrainpoolP256R1())
+    certificate = Certificate(Server(tls_cert=str(cert), tls_key=str(key)))
+    assert certificate.trouble == ""
+    cert.unlink()
+    assert certificate.trouble == ""
 
 
 def test_a_certificate_that_cannot_be_used_is_said_at_the_start(tmp_path):
