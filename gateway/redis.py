@@ -99,6 +99,7 @@ class Redis:
             exceptions.ConnectionError,
             exceptions.TimeoutError,
             exceptions.InvalidResponse,
+            exceptions.NoPermissionError,
             exceptions.OutOfMemoryError,
             exceptions.ReadOnlyError,
             TimeoutError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sqlite3
 from pathlib import Path
 
@@ -54,14 +55,18 @@ def test_doctor_finds_a_certificate_whose_time_is_over(tmp_path, num_days, said)
     assert texts == [f"server.tls_cert {cert}: {each}. Renew it, or set the system's clock." for each in said]
 
 
-def test_doctor_finds_a_redis_that_lets_nobody_in(tmp_path, redis_server):
-    url = redis_server.url.replace("redis://", "redis://:wrong@")
+@pytest.mark.parametrize("who", [":wrong", "somebody:any"])
+def test_doctor_finds_a_redis_that_lets_nobody_in(tmp_path, fragile_redis, who):
+    with socket.create_connection(("127.0.0.1", fragile_redis.port)) as connection:  # who may do nothing
+        connection.sendall(b"ACL SETUSER somebody on nopass\r\n")
+        assert connection.recv(5) == b"+OK\r\n"
+    url = fragile_redis.url.replace("redis://", f"redis://{who}@")
     redis, store = settings.Redis(url=url), settings.Store(data_dir=str(tmp_path))
     _, findings = doctor.examine(settings.Settings(redis=redis, store=store))
     (text,) = [each["text"] for each in findings if each["severity"] == "fatal"]
     assert text.startswith("the Redis of redis.url does not answer: ")
     assert "PENSTOCK_REDIS__URL" in text
-    redis = settings.Redis(url=redis_server.url)
+    redis = settings.Redis(url=fragile_redis.url)
     facts, _ = doctor.examine(settings.Settings(redis=redis, store=store))
     assert facts["redis"] == "answers"
 

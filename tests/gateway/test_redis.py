@@ -114,9 +114,10 @@ async def test_closing_ends_what_is_under_way(fragile):
     assert {type(answer) for answer in await outcomes(*calls, redis.call("GET", "k"))} == {RedisAway}
 
 
-async def test_a_full_redis_counts_as_away_though_it_speaks(fragile):
+@pytest.mark.parametrize("trouble", [("CONFIG", "SET", "maxmemory", "1"), ("ACL", "SETUSER", "default", "-set")])
+async def test_a_redis_that_is_full_or_forbids_counts_as_away_though_it_speaks(fragile, trouble):
     redis, _, _ = fragile
-    await redis.call("CONFIG", "SET", "maxmemory", "1")
+    await redis.call(*trouble)
     with pytest.raises(RedisAway):
         await redis.call("SET", "k", "v")
     assert redis.is_away
