@@ -85,8 +85,8 @@ class Limits:
         self.late: set[str] = set()
         """Purses whose gauge may lack, of what the ledger has, a request that was let in before there was such a
         budget."""
-        self.refused: set[str] = set()
-        """Names of the rules of budgets that have refused a request as spent since ``Budgets`` last looked."""
+        self.refused: set[Running] = set()
+        """Budgets that have refused a request as spent since ``Budgets`` last looked."""
 
     def admit(
         self,
@@ -329,7 +329,7 @@ class Limits:
         if not refusal.wait_ms:
             # A part of the money, as without Redis, may be spent while the whole is not.
             if not is_divided or spent + ask.least_micros > of.rule.ceiling:
-                self.refused.add(of.rule.name)
+                self.refused.add(of)
             else:
                 refusal = msgspec.structs.replace(refusal, wait_ms=admission.BUSY_RETRY_MS)
         reset_ms = max(0, int(1e3 * (of.period.ends_at - self._wall())))

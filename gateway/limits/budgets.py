@@ -94,7 +94,7 @@ class Budgets:
             self._limits.late = set()
             self._restored -= {(each.rule.name, each.budget) for each in running if each.purse_id in late}
             self._seen_revision = -1
-        news = [each for each in running if (each.rule.name, each.budget) not in self._restored]
+        news = [each async for each in _with_pauses(running) if (each.rule.name, each.budget) not in self._restored]
         for period in {each.period for each in news}:
             of_period = [each for each in news if each.period == period]
             spent = await self._spent_since(period.starts_at, of_period)
@@ -105,16 +105,16 @@ class Budgets:
         if shared is not None and not await shared.is_told():
             await days.restore(self._rooms, self._directory, self._limits, self._wall)
             await shared.all_told()
-        self._restored = {(each.rule.name, each.budget) for each in running}
+        self._restored = {(each.rule.name, each.budget) async for each in _with_pauses(running)}
+        self._ended &= self._restored
         self._limits.periods = counting
         self._seen_revision = revision
 
     async def tell_refused(self) -> None:
         """That a hard budget is spent: once it refuses what is asked. Raises what the database raises."""
-        refused, (running, _) = {*self._limits.refused}, await self._running()
-        self._ended &= {(each.rule.name, each.budget) for each in running}
-        for each in running:
-            if each.rule.name in refused and (each.rule.name, each.budget) not in self._ended:
+        refused = {*self._limits.refused}
+        for each in refused:
+            if (each.rule.name, each.budget) not in self._ended:
                 spent = await self._spent_since(each.period.starts_at, [each])
                 await self._tell([each], spent, refuses=True)
                 self._ended.add((each.rule.name, each.budget))
@@ -143,9 +143,7 @@ class Budgets:
             version = self._directory.policy(tenant.policy_name)
             if version is not None and (budget := version.policy.budget) is not None:
                 add(tenant.id, budget)
-        for number, key in enumerate([*self._directory.budgeted_keys()]):
-            if number % AT_ONCE == 0:
-                await asyncio.sleep(0)
+        async for key in _with_pauses([*self._directory.budgeted_keys()]):
             if key.tenant_id is not None and (budget := self._directory.budget_of(key)) is not None:
                 add(key.tenant_id, budget, self._directory.line_of(key))
         return running, counting
@@ -211,6 +209,14 @@ def _costs(owner: sa.ColumnElement[str], unix_s: int, tenant_ids: Sequence[str])
         .where(is_since(unix_s), rows.tenant_id.in_(tenant_ids))
         .group_by(owner)
     )
+
+
+async def _with_pauses(each: Iterable[T]) -> AsyncIterator[T]:
+    """The loop is given to others now and then: every key may have a budget."""
+    for number, one in enumerate(each):
+        if number % AT_ONCE == 0:
+            await asyncio.sleep(0)
+        yield one
 
 
 def _portions(each: Sequence[T]) -> Iterable[Sequence[T]]:

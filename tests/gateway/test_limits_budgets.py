@@ -167,6 +167,24 @@ async def test_a_hard_budget_is_told_to_be_spent_once_it_refuses_whatever_small_
     assert len({alert.id for alert in told}) == 3
 
 
+async def test_a_budget_that_refuses_again_and_again_is_told_of_without_a_look_at_all_others(rooms, clock, monkeypatch):
+    """There may be one of every key."""
+    tenant = await add_tenant(rooms, "north", "thrifty")
+    await spend(rooms, tenant, 1000, NOON)
+    directory, told = await Directory.load(rooms, clock), []
+    limits = Limits(settings.Settings(), clock, wall=lambda: NOON)
+    budgets = Budgets(rooms, directory, limits, clock, asyncio.Event(), told.append, lambda: NOON)
+    await budgets.restore()
+    num_told = len(told)
+    for name in ("tenants", "budgeted_keys"):
+        monkeypatch.setattr(directory, name, None)
+    for _ in range(2):
+        with pytest.raises(BudgetSpent):
+            await ask(limits, tenant)
+        await budgets.tell_refused()
+    assert [(alert.tenant_id, alert.share) for alert in told[num_told:]] == [(tenant, 0.8), (tenant, 1.0)]
+
+
 @pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
 async def test_a_redis_that_lost_everything_is_told_again_once_it_is_back(rooms, clock, fragile_redis):
     tenant = await add_tenant(rooms, "north", "thrifty")
