@@ -12,7 +12,7 @@ import msgspec
 from policies import wire
 from policies.batching import Place, token_due_at
 from policies.prefix import Chain
-from policies.terms import MAX_TIMELINE, FinishReason
+from policies.terms import MAX_TIMELINE, FinishReason, Sampling
 from worker.adapters import Adapter
 from worker.forked import Forked, tokens_of
 from worker.sampler import Row
@@ -98,6 +98,7 @@ class Sequence:
         "priority",
         "request",
         "row",
+        "samples_by_output",
         "sampling",
         "started_at",
         "stop_token_ids",
@@ -141,6 +142,8 @@ class Sequence:
         self.num_prompt_tokens = len(submit.prompt_token_ids)
         self.num_emitted = len(emitted_token_ids)
         """Tokens of its completion that came from elsewhere."""
+        self.samples_by_output = _samples_by_output(submit.sampling)
+        """What it samples depends on the tokens before, beyond what the model makes of them: they must be known."""
         self.token_ids = tokens_of(submit.prompt_token_ids, emitted_token_ids, submit.num_sequences)
         """Prompt and completion; only the last one may be UNKNOWN."""
         self.num_known = self.num_unread = len(self.token_ids)
@@ -216,12 +219,6 @@ class Sequence:
         if self.pooling is not None:
             return self.num_computed == len(self.token_ids)
         return len(self.token_ids) - self.num_prompt_tokens >= self.sampling.max_tokens
-
-    @property
-    def samples_by_output(self) -> bool:
-        """What it samples depends on the tokens before, beyond what the model makes of them: they must be known."""
-        sampling = self.sampling
-        return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
 
     @property
     def num_left(self) -> int:
@@ -359,3 +356,8 @@ class Sequence:
             timeline=self.timeline,
             has_end_token=self.has_end_token,
         )
+
+
+def _samples_by_output(sampling: Sampling) -> bool:
+    counts = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0
+    return bool(counts) or any(len(word) > 1 for word in sampling.bad_words)

@@ -298,9 +298,12 @@ def test_what_ends_by_its_own_token_was_at_most_one_step_ahead():
     assert len(bench.runner.steps) == full.index(full[5]) + 2
 
 
-def test_penalties_wait_for_the_tokens_they_count():
+@pytest.mark.parametrize(
+    "asked", [{"presence_penalty": 0.5}, {"bad_words": ((8,), (3, 4))}], ids=lambda asked: [*asked]
+)
+def test_what_follows_from_the_tokens_before_waits_for_them(asked):
     bench = Bench(ScriptedRunner(num_blocks=64, overlaps=True))
-    bench.submit("a", tokens(10), max_tokens=20, presence_penalty=0.5)
+    bench.submit("a", tokens(10), max_tokens=20, **asked)
     start = bench.sampler.start
 
     def all_known(logits, rows, maxima):
