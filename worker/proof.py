@@ -71,6 +71,7 @@ RICH = replace(
 UNUSUAL = replace(
     RICH,
     head_dim=64,
+    intermediate_size=1056,
     ropes=tuple(replace(rope, rotary_dim=32) for rope in RICH.ropes),
     qk_norm="width",
     activation="gelu",
@@ -105,8 +106,11 @@ CASES = {
     "int8": Case(form="int8", has_adapter=True),
     "int8, windows, KV in int8": Case(RICH, form="int8", kv_dtype="int8"),
     "int4": Case(form="int4", has_adapter=True),
-    "float32": Case(dtype="float32"),
+    "float32": Case(dtype="float32", has_adapter=True),
     "float32, windows, KV in int8": Case(RICH, dtype="float32", kv_dtype="int8"),
+    "float32, two pools": Case(UNUSUAL, dtype="float32", parts=True, is_watched=True),
+    "float32, int8": Case(form="int8", dtype="float32"),
+    "float32, int4": Case(form="int4", dtype="float32"),
 }
 TOLERANCES = {"none": 0.03, "int8": 0.07, "int4": 0.07}
 """How far logits may be from float32's, as a part of their deviation: some three times as far as they are."""

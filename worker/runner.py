@@ -159,13 +159,14 @@ class Runner:
         whole, attention = self.whole, self.attention
         if whole is None or laid.num_hidden or not isinstance(attention, NativeAttention | WindowedAttention):
             return None
+        if additions is not None and not isinstance(additions, NativeAdditions):
+            return None
         if whole.adds_to_sums and additions and self._is_repeatable:
             # Where a neighbour wants hidden states it does not serve, and an adapter's row would have other bits.
             return None
         steps = attention.steps(laid.extents, laid.slots)
         if not steps:
             return None
-        assert additions is None or isinstance(additions, NativeAdditions)
         logits, maxima = whole.forward(laid.token_ids, laid.positions, laid.rows, steps, additions)
         self._found = weakref.ref(logits), maxima
         return logits

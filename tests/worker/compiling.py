@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from worker.native import Library, build, library
-from worker.native.build import built
+from worker.native.build import built, in_parallel
 
 COMPILER = os.environ.get("CXX") or "g++"
 needs_compiler = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler here")
@@ -27,6 +28,27 @@ def kernels() -> Library:
 
 def random(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+PROCESSORS = {"x86-64-v3": "avx2", "x86-64": "sse2"}
+"""What kernels are compiled for besides, and what this processor has to have for that."""
+
+
+def elsewhere_at(processor: str, directory: Path) -> Library:
+    """The kernels as one with less gets them."""
+    flag = PROCESSORS[processor]
+    if platform.machine() != "x86_64":
+        pytest.skip("this is no x86")
+    if flag not in Path("/proc/cpuinfo").read_text().split():
+        pytest.skip(f"this processor has no {flag}")
+    path = directory / "kernels.so"
+    # With -O3 the compiler takes longer than all else here.
+    options = ["-O1" if option == "-O3" else option for option in build.FLAGS if not option.startswith("-march")]
+    for parallel in (in_parallel(), ()):
+        command = [COMPILER, *options, f"-march={processor}", *parallel, "-o", str(path), str(build.SOURCE)]
+        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+            break
+    return Library(str(path))
 
 
 def optimise(monkeypatch, level):

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import platform
-import subprocess
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.worker.compiling import COMPILER, kernels, needs_compiler, random
+from tests.worker.compiling import PROCESSORS, elsewhere_at, kernels, needs_compiler, random
 from worker.models.forms import Form, Fp8, Int4, Plain
 from worker.models.linear import Means, linear_of
 from worker.models.linear.floats import FloatLinear
 from worker.models.quantize import fp8_of, int4_of, int8_of
 from worker.native import FloatMatrix, Library
-from worker.native.build import FLAGS, SOURCE, in_parallel
 from worker.native.floats import BFLOAT16, FLOAT32
 from worker.proof import failures
 
@@ -24,8 +20,6 @@ pytestmark = needs_compiler
 
 KINDS = ("float32", "bfloat16", "int8", "fp8", "int4")
 ROWS = (0, 1, 2, 3, 4, 6, 7, 8, 11, 12, 13, 25, 64, 191, 192, 200, 385)
-PROCESSORS = {"x86-64-v3": "avx2", "x86-64": "sse2"}
-"""What the kernels are compiled for besides, and what this one has to have for that."""
 
 
 def form_of(kind: str, weight: torch.Tensor, group: int = 32) -> Form:
@@ -146,21 +140,7 @@ def test_a_matrix_goes_where_nothing_faster_multiplies_it():
 
 @pytest.fixture(scope="module", params=PROCESSORS)
 def elsewhere(request, tmp_path_factory):
-    """The kernels as a processor with less gets them."""
-    flags = PROCESSORS[request.param]
-    if platform.machine() != "x86_64":
-        pytest.skip("this is no x86")
-    with open("/proc/cpuinfo") as cpuinfo:
-        if flags not in cpuinfo.read().split():
-            pytest.skip(f"this processor has no {flags}")
-    path = tmp_path_factory.mktemp("elsewhere") / "kernels.so"
-    # With -O3 the compiler takes longer than all else here.
-    options = ["-O1" if flag == "-O3" else flag for flag in FLAGS if not flag.startswith("-march")]
-    for parallel in (in_parallel(), ()):
-        command = [COMPILER, *options, f"-march={request.param}", *parallel, "-o", str(path), str(SOURCE)]
-        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
-            break
-    return Library(str(path))
+    return elsewhere_at(request.param, tmp_path_factory.mktemp("elsewhere"))
 
 
 def test_kernels_for_less_agree_with_torch(elsewhere):

@@ -18,7 +18,7 @@ from worker.native import MAX_FACTORS, Library, PackedAdapter
 
 @cache
 def numbers_of(mixture: Mixture | None) -> dict[Place, int]:
-    """By which the kernels know a layer's products; those that ``whole.h`` computes are the first."""
+    """By which the kernels know a layer's products; those of a whole step are the first."""
     places: list[Place] = [*PLACES]
     if mixture is not None:
         places += ["router", "shared_gate_up", "shared_down"]

@@ -22,6 +22,7 @@ from worker.models.additions import Grouped
 from worker.models.decoder import Decoder
 from worker.models.decoder import Layer as Weights
 from worker.models.linear import Linear
+from worker.models.linear.floats import FloatLinear
 from worker.models.linear.int4 import PackedInt4Linear
 from worker.models.linear.int8 import Int8Linear
 from worker.models.linear.plain import PlainLinear
@@ -30,6 +31,7 @@ from worker.native import (
     ACTIVATIONS,
     STORED_TYPES,
     TILE_LOGITS,
+    FloatMatrix,
     Library,
     PackedInt4,
     PackedInt8,
@@ -41,7 +43,7 @@ from worker.native.packed import AnyMatrix
 from worker.native.whole import Following, Layer, Network, Pass, Turning
 
 HEAD_STEP = 32
-"""The kernels take heads by so many dimensions."""
+"""The kernels take heads of bfloat16 by so many dimensions."""
 
 
 class Whole:
@@ -107,17 +109,25 @@ class Whole:
     @staticmethod
     def serves(decoder: Decoder, library: Library) -> bool:
         """Whether every matrix is packed for the kernels, and the kernels know everything else in between."""
-        architecture = decoder.architecture
+        architecture, is_bfloat16 = decoder.architecture, decoder.dtype is torch.bfloat16
         linears: list[Linear | None] = [decoder.head]
         for layer in decoder.layers:
             linears += (layer.qkv, layer.output, layer.gate_up, layer.down)
+        packed = [_packed(linear) for linear in linears]
+        if is_bfloat16:
+            gates = [_packed(layer.gate_up) for layer in decoder.layers]
+            is_known = (
+                library.has_whole
+                and architecture.head_dim % HEAD_STEP == 0
+                and not any(isinstance(each, FloatMatrix) for each in packed)
+                and all(isinstance(each, PackedMatrix | PackedInt8 | PackedInt4) and each.gated for each in gates)
+            )
+        else:
+            is_known = decoder.dtype is torch.float32
         return (
-            library.has_whole
-            and decoder.dtype is torch.bfloat16
+            is_known
             and decoder.shard.layout.num_ranks == 1
-            and architecture.head_dim % HEAD_STEP == 0
-            and all(_packed(linear) is not None for linear in linears)
-            and all((packed := _packed(layer.gate_up)) and packed.gated for layer in decoder.layers)
+            and None not in packed
             and len({rope.rotary_dim for rope in architecture.ropes}) == 1
             and not architecture.sinks
         )
@@ -166,7 +176,7 @@ class Whole:
             tapped = torch.empty((len(taps), len(token_ids), architecture.hidden_size), dtype=decoder.dtype)
             whole.taps, whole.num_taps, whole.tapped = ctypes.addressof(taps), len(taps), tapped.data_ptr()
             decoder.tapped = list(tapped)
-        self._library.whole(self._network, steps[FULL], whole)
+        self._library.whole(decoder.dtype, self._network, steps[FULL], whole)
         return softcapped(logits, cap), maxima
 
     def follow(
@@ -206,24 +216,24 @@ class Whole:
         step = Step.from_buffer_copy(later)
         step.num_tokens, step.lengths = num, lengths.buffer_info()[0]
         following = Following(len(lengths) // num, vocab_size, ctypes.addressof(chosen))
-        self._library.follow(self._network, first, own, step, more, following)
+        self._library.follow(self._decoder.dtype, self._network, first, own, step, more, following)
         return chosen[:]
 
     def _room_for(self, num_tokens: int, rank: int = 0) -> int:
         """Memory for a pass of so many tokens, with adapters of such a rank at most; its address."""
         if self._room[:2] != (num_tokens, rank):
-            num_bytes = self._library.whole_bytes(self._network, num_tokens, rank)
+            num_bytes = self._library.whole_bytes(self._decoder.dtype, self._network, num_tokens, rank)
             if len(self._memory) < num_bytes:
                 self._memory = huge_empty((num_bytes,), torch.uint8)
             self._room = num_tokens, rank, self._memory.data_ptr()
         return self._room[2]
 
 
-def _packed(linear: Linear | None) -> PackedMatrix | PackedInt8 | PackedInt4 | None:
+def _packed(linear: Linear | None) -> PackedMatrix | PackedInt8 | PackedInt4 | FloatMatrix | None:
     """What the kernels multiply by, where they take x as it is."""
     if isinstance(linear, PlainLinear | Int8Linear):
         return linear.packed
-    return linear.packed if isinstance(linear, PackedInt4Linear) and linear.is_in_order else None
+    return linear.packed if isinstance(linear, PackedInt4Linear | FloatLinear) and linear.is_in_order else None
 
 
 def _matrix(linear: Linear | None) -> AnyMatrix | None:

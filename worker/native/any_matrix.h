@@ -1,43 +1,27 @@
-// A packed matrix of any form, and what it is multiplied with.
+// A packed matrix of any form that bfloat16 is multiplied with.
 
 #pragma once
 
 #include "expansion.h"
 #include "linear.h"
-#include "widened.h"
+#include "stored_matrix.h"
 
 #if defined(__AVX512BF16__) && defined(HAVE_INT8)
 #define HAVE_WHOLE 1
 
 namespace {
 
-enum Kind { PLAIN, INT8, INT4 };
-
-struct AnyMatrix {
-    int64_t form;
-    const void* matrix;  // as its form is declared
-    int64_t size, columns;
-
-    const int8::Matrix& int8_matrix() const { return *(const int8::Matrix*)matrix; }
-    const int4::Matrix& int4_matrix() const { return *(const int4::Matrix*)matrix; }
-
-    // Whether so many rows are rounded by token.
-    bool is_by_token(int64_t rows) const {
-        return form == INT8 || (form == INT4 && int4::is_widened(int4_matrix(), rows));
-    }
-
+struct AnyMatrix : StoredMatrix {
     // Of memory that so many rows take once they are rounded.
     int64_t rounded_bytes(int64_t rows) const {
-        if (is_by_token(rows)) return int8::Tokens::bytes(rows, size);
-        if (form == INT4) return int4::Tokens::bytes(rows, size, int4_matrix().group);
+        if (form != PLAIN) return code_bytes(rows);
         return rows > FEW_ROWS ? Laid::size_of(rows, size) * int64_t(sizeof(bf16)) : 0;
     }
 
     // One of so many rows, for ``multiply``; bfloat16 is only laid out, and only where it is many.
     void round(const bf16* x, int64_t row, int64_t rows, void* rounded) const {
-        if (is_by_token(rows)) int8::Tokens(rows, size, rounded).take(row, x, size);
-        else if (form == INT4) int4::Tokens(rows, size, int4_matrix().group, rounded).take(row, x);
-        if (form == PLAIN && rows > FEW_ROWS) Laid::take(x, 0, size, (bf16*)rounded + Laid::place(row, 0, size));
+        if (form != PLAIN) round_to_codes(x, row, rows, rounded);
+        else if (rows > FEW_ROWS) Laid::take(x, 0, size, (bf16*)rounded + Laid::place(row, 0, size));
     }
 
     // Whether what is gated of so many rows goes where Laid has them, and whether ``round_laid`` takes them there.
@@ -60,16 +44,9 @@ struct AnyMatrix {
     // team calls it, each with Tiles of its own.
     // ``expansion`` only of what is PLAIN.
     void multiply(Team& team, const bf16* x, void* rounded, int64_t rows, Output output, const Expansion* expansion = nullptr) const {
-        if (form == INT8) {
-            int8::Product{int8_matrix(), {rows, size, rounded}, rows, output}.run(team);
-        } else if (is_by_token(rows)) {
-            int4::WidenedProduct{int4_matrix(), {rows, size, rounded}, rows, output}.run(team);
-        } else if (form == INT4) {
-            int4::Product{int4_matrix(), {rows, size, int4_matrix().group, rounded}, rows, output}.run(team);
-        } else {
-            const bool is_laid = rows > FEW_ROWS;
-            Product{is_laid ? (const bf16*)rounded : x, nullptr, rows, *(const Matrix*)matrix, output, is_laid, expansion}.run(team);
-        }
+        if (form != PLAIN) return multiply_codes(team, rounded, rows, output);
+        const bool is_laid = rows > FEW_ROWS;
+        Product{is_laid ? (const bf16*)rounded : x, nullptr, rows, *(const Matrix*)matrix, output, is_laid, expansion}.run(team);
     }
 };
 

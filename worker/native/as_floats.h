@@ -320,12 +320,14 @@ struct Product {
     }
 };
 
-// x [rows, size], as a Product has it.
-inline void lay(const float* x, int64_t rows, int64_t size, int64_t tile, float* to) {
-    const int64_t first = Tiling{rows}.first(tile), count = Tiling{rows}.rows_of(tile);
-    to += first * size, x += first * size;
-    for (int64_t input = 0; input < size; ++input) {
-        for (int64_t row = 0; row < count; ++row) to[input * count + row] = x[row * size + input];
+// As many inputs of a tile's rows, x [count, ...], ``apart`` from row to row, as a Product has them.
+inline void lay(const float* x, int64_t apart, int64_t count, int64_t inputs, float* to) {
+    if (count == 1) {
+        std::memcpy(to, x, inputs * sizeof(float));
+        return;
+    }
+    for (int64_t input = 0; input < inputs; ++input, to += count) {
+        for (int64_t row = 0; row < count; ++row) to[row] = x[row * apart + input];
     }
 }
 
@@ -337,7 +339,11 @@ inline void linear(const Matrix& matrix, const float* x, int64_t rows, float* y,
     if (rows > 1) laid.grow(rows * matrix.size);
     Team::run(threads, [&](Team& team) {
         if (rows > 1) {
-            team.each(Tiling{rows}.count(), 1, [&](int64_t tile) { lay(x, rows, matrix.size, tile, laid.begin()); });
+            const Tiling tiles{rows};
+            team.each(tiles.count(), 1, [&](int64_t tile) {
+                const int64_t first = tiles.first(tile) * matrix.size;
+                lay(x + first, matrix.size, tiles.rows_of(tile), matrix.size, laid.begin() + first);
+            });
         }
         const Product product{matrix, rows > 1 ? laid.begin() : x, rows, y};
         with_form(matrix.form, [&](auto form) { product.run<form()>(team); });

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.native.packed import moved, pointer
+from worker.native.packed import AnyMatrix, moved, pointer
 
 FLOAT32, BFLOAT16, INT8, FLOAT8, INT4 = range(5)
 
@@ -31,6 +31,9 @@ class Matrix(ctypes.Structure):
 
 class FloatMatrix:
     """A matrix [columns, size] in one of four forms, in panels of so many columns as a Library says."""
+
+    FORM = 3
+    """stored_matrix.h's number of it."""
 
     def __init__(
         self,
@@ -60,6 +63,10 @@ class FloatMatrix:
             self.columns,
             group,
         )
+
+    @property
+    def any_matrix(self) -> AnyMatrix:
+        return AnyMatrix(self.FORM, ctypes.addressof(self.struct), self.size, self.columns)
 
     @classmethod
     def of_floats(cls, weight: Tensor, panel: int, bias: Tensor | None = None) -> FloatMatrix:

@@ -3,10 +3,18 @@
 #pragma once
 
 #include "whole.h"
-
-#if defined(HAVE_WHOLE)
+#include "whole_floats.h"
 
 namespace {
+
+// A step.
+template <typename Network>
+void run_whole(const Network& network, const Step& step, const typename Network::Pass& pass) {
+    with_whole(network, [&](auto computed) {
+        typename decltype(computed)::Whole whole(network, step, pass);
+        Team::run(step.threads, [&](Team& team) { whole.run(team); });
+    });
+}
 
 // What comes after a first step, which catches up with the sequences: a token for each row of its logits, and steps of those. Their
 // pass has positions as many as there are slots and lengths in their step; the first one's memory is theirs, too.
@@ -22,6 +30,7 @@ inline int64_t likeliest(const float* logits, int64_t size) {
 }
 
 // One of the steps that follow.
+template <typename Pass>
 struct Later {
     Step step;
     Pass pass;
@@ -35,21 +44,19 @@ struct Later {
 
 constexpr int64_t FEW_PRODUCTS = 1 << 22;  // of a step that one thread has computed before another has woken
 
-inline int64_t num_products(const Network& network) {
-    int64_t num = network.head.size * network.head.columns;
-    for (int64_t index = 0; index < network.num_layers; ++index) {
-        const Layer& layer = network.layers[index];
-        for (const AnyMatrix* matrix : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) num += matrix->size * matrix->columns;
-    }
+template <typename Network>
+int64_t num_products(const Network& network) {
+    int64_t num = 0;
+    each_matrix(network, [&](const auto& matrix) { num += matrix.size * matrix.columns; });
     return num;
 }
 
 // By one team, since to wake one takes as long as a step of a small model; where that is small enough, by one thread.
-template <typename Stored>
-void follow_in(const Network& network, const Step& first, const Pass& pass, const Step& step, const Pass& more,
+template <typename Whole, typename Network, typename Pass = typename Network::Pass>
+void follow_by(const Network& network, const Step& first, const Pass& pass, const Step& step, const Pass& more,
                const Following& following) {
-    std::deque<Later> later;
-    std::deque<Whole<Stored>> wholes;
+    std::deque<Later<Pass>> later;
+    std::deque<Whole> wholes;
     wholes.emplace_back(network, first, pass);
     for (int64_t index = 0; index < following.num_steps; ++index) {
         later.emplace_back(step, more, following, index);
@@ -58,7 +65,7 @@ void follow_in(const Network& network, const Step& first, const Pass& pass, cons
     const bool is_small = num_products(network) * first.num_tokens < FEW_PRODUCTS;
     Team::run(is_small ? 1 : first.threads, [&](Team& team) {
         int64_t* chosen = following.chosen;
-        for (Whole<Stored>& whole : wholes) {
+        for (Whole& whole : wholes) {
             whole.run(team);
             team.each(pass.num_logits, 1, [&](int64_t row) {
                 chosen[row] = likeliest(pass.logits + row * following.vocab_size, following.vocab_size);
@@ -68,12 +75,12 @@ void follow_in(const Network& network, const Step& first, const Pass& pass, cons
     });
 }
 
-inline void follow(const Network& network, const Step& first, const Pass& pass, const Step& step, const Pass& more,
-                   const Following& following) {
-    if (network.stored == AS_INT8) follow_in<int8_t>(network, first, pass, step, more, following);
-    else follow_in<bf16>(network, first, pass, step, more, following);
+template <typename Network>
+void follow(const Network& network, const Step& first, const typename Network::Pass& pass, const Step& step,
+            const typename Network::Pass& more, const Following& following) {
+    with_whole(network, [&](auto computed) {
+        follow_by<typename decltype(computed)::Whole>(network, first, pass, step, more, following);
+    });
 }
 
 }  // namespace
-
-#endif

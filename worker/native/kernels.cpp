@@ -14,7 +14,6 @@
 #include "penalties.h"
 #include "ranking.h"
 #include "small.h"
-#include "whole.h"
 #include "widened.h"
 
 #define EACH_TYPE(call)      \
@@ -43,6 +42,17 @@ int outcome_of(const Body& body) noexcept {
     }
 }
 
+// use(network), as it is.
+template <typename Use>
+auto with_network(int is_bf16, const void* network, const Use& use) {
+#if defined(HAVE_WHOLE)
+    if (is_bf16) return use(*(const Network*)network);
+#else
+    (void)is_bf16;
+#endif
+    return use(*(const FloatNetwork*)network);
+}
+
 }  // namespace
 
 extern "C" {
@@ -68,7 +78,8 @@ void penstock_turn(int is_bf16, const Turning* how, void* qkv, int64_t rows, int
 // out [rows, size] = activation(gate_up[:, :size]) * gate_up[:, size:]
 void penstock_gate(int is_bf16, const void* gate_up, void* out, int64_t rows, int64_t size, int activation, int threads) {
     EACH_TYPE(each_row(rows, rows * size < 32768 ? 1 : threads, [&](int64_t row) {
-        gate((const T*)gate_up + row * 2 * size, (T*)out + row * size, size, activation);
+        const T* opened = (const T*)gate_up + row * 2 * size;
+        gate(opened, opened + size, (T*)out + row * size, size, activation);
     }))
 }
 
@@ -152,7 +163,7 @@ int penstock_linear(const void* x, int64_t rows, const Matrix* matrix, int resul
 
 #endif
 
-// Whether there is ``penstock_whole``, and what belongs to it.
+// Whether there are whole steps of bfloat16, too.
 int penstock_has_whole() {
 #if defined(HAVE_WHOLE)
     return 1;
@@ -161,25 +172,31 @@ int penstock_has_whole() {
 #endif
 }
 
-#if defined(HAVE_WHOLE)
-
 // Bytes of memory that a step of so many tokens computes in, some with adapters of such a rank at most; 0: there are none.
-int64_t penstock_whole_bytes(const Network* network, int64_t num_tokens, int64_t rank) {
-    return Activations(*network, num_tokens, rank, nullptr).num_bytes;
+int64_t penstock_whole_bytes(int is_bf16, const void* network, int64_t num_tokens, int64_t rank) {
+    return with_network(is_bf16, network, [&](const auto& own) { return whole_bytes(own, num_tokens, rank); });
 }
 
-// A step from token ids to logits; of attention's ``step``, slots and what is cut into tasks.
-int penstock_whole(const Network* network, const Step* step, const Pass* pass) {
-    return outcome_of([&] { run_whole(*network, *step, *pass); });
+// A step from token ids to logits; of attention's ``step``, slots and what is cut into tasks. ``pass`` as its network has it.
+int penstock_whole(int is_bf16, const void* network, const Step* step, const void* pass) {
+    return outcome_of([&] {
+        with_network(is_bf16, network, [&](const auto& own) {
+            typedef typename std::decay_t<decltype(own)>::Pass Pass;
+            run_whole(own, *step, *(const Pass*)pass);
+        });
+    });
 }
 
 // Such a step, and several of one token each, every token the likeliest after what is before.
-int penstock_follow(const Network* network, const Step* first, const Pass* pass, const Step* step, const Pass* more,
+int penstock_follow(int is_bf16, const void* network, const Step* first, const void* pass, const Step* step, const void* more,
                     const Following* following) {
-    return outcome_of([&] { follow(*network, *first, *pass, *step, *more, *following); });
+    return outcome_of([&] {
+        with_network(is_bf16, network, [&](const auto& own) {
+            typedef typename std::decay_t<decltype(own)>::Pass Pass;
+            follow(own, *first, *(const Pass*)pass, *step, *(const Pass*)more, *following);
+        });
+    });
 }
-
-#endif
 
 // Whether ``penstock_adapt`` computes anything here.
 int penstock_has_adapt() {

@@ -70,16 +70,15 @@ class Library(OfLogits):
             self._code.argtypes = (*(c_void_p,) * 3, c_int64, *(c_void_p,) * 3, c_int)
             failing.append(self._code)
         self.has_whole = bool(loaded.penstock_has_whole())
-        """Whether there are ``whole`` and ``follow``."""
-        if self.has_whole:
-            self._whole = loaded.penstock_whole
-            self._whole.argtypes = (c_void_p,) * 3
-            self._follow = loaded.penstock_follow
-            self._follow.argtypes = (c_void_p,) * 6
-            failing += [self._whole, self._follow]
-            self._whole_bytes = loaded.penstock_whole_bytes
-            self._whole_bytes.argtypes = (c_void_p, c_int64, c_int64)
-            self._whole_bytes.restype = c_int64
+        """Whether there are ``whole`` and ``follow`` of bfloat16; those of float32 there always are."""
+        self._whole = loaded.penstock_whole
+        self._whole.argtypes = (c_int, *(c_void_p,) * 3)
+        self._follow = loaded.penstock_follow
+        self._follow.argtypes = (c_int, *(c_void_p,) * 6)
+        failing += [self._whole, self._follow]
+        self._whole_bytes = loaded.penstock_whole_bytes
+        self._whole_bytes.argtypes = (c_int, c_void_p, c_int64, c_int64)
+        self._whole_bytes.restype = c_int64
         self.has_int8 = bool(loaded.penstock_has_int8())
         """Whether ``linear_rounded`` computes anything here."""
         self._linear_as_floats = loaded.penstock_linear_as_floats
@@ -202,18 +201,29 @@ class Library(OfLogits):
             torch.get_num_threads(),
         )
 
-    def whole_bytes(self, network: Network, num_tokens: int, rank: int) -> int:
+    def whole_bytes(self, dtype: torch.dtype, network: Network, num_tokens: int, rank: int) -> int:
         """Of memory that ``whole`` computes so many tokens in, with adapters of such a rank at most."""
-        return int(self._whole_bytes(ctypes.addressof(network), num_tokens, rank))
+        return int(self._whole_bytes(dtype is torch.bfloat16, ctypes.addressof(network), num_tokens, rank))
 
-    def whole(self, network: Network, step: Step, whole: Pass) -> None:
-        """A step from token ids to logits. Head_dim is a multiple of 32, and the gate-up matrices are gated."""
-        self._whole(ctypes.addressof(network), ctypes.addressof(step), ctypes.addressof(whole))
+    def whole(self, dtype: torch.dtype, network: Network, step: Step, whole: Pass) -> None:
+        """A step from token ids to logits, activations in ``dtype``. Of bfloat16 head_dim is a multiple of 32, and the
+        gate-up matrices are gated; of float32 there are no adapters."""
+        addresses = map(ctypes.addressof, (network, step, whole))
+        self._whole(dtype is torch.bfloat16, *addresses)
 
-    def follow(self, network: Network, first: Step, whole: Pass, step: Step, more: Pass, following: Following) -> None:
+    def follow(
+        self,
+        dtype: torch.dtype,
+        network: Network,
+        first: Step,
+        whole: Pass,
+        step: Step,
+        more: Pass,
+        following: Following,
+    ) -> None:
         """Several such steps, see follow.h."""
-        addresses = (ctypes.addressof(each) for each in (network, first, whole, step, more, following))
-        self._follow(*addresses)
+        addresses = map(ctypes.addressof, (network, first, whole, step, more, following))
+        self._follow(dtype is torch.bfloat16, *addresses)
 
     def linear_rounded(self, x: Tensor, matrix: PackedInt8 | PackedInt4, dtype: torch.dtype) -> Tensor:
         """x [rows, size] bfloat16 or float32, rounded to int8 row by row, or group by group, times the matrix ->

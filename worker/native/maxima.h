@@ -73,15 +73,16 @@ struct Maxima {
     }
 };
 
-// Of all rows.
-inline void find_maxima(Maxima of, int64_t rows, int threads) {
+// Of all rows. Every thread of the team calls it.
+inline void find_maxima(Maxima of, int64_t rows, Team& team) {
     const int64_t halves = 2 * tiles_of(of.vocab_size), tasks = (halves + WIDTH - 1) / WIDTH;
-    Team::run(rows * of.vocab_size < 65536 ? 1 : threads, [&](Team& team) {
-        team.each(rows * tasks, std::max<int64_t>(1, rows * tasks / (16 * team.size())), [&](int64_t task) {
-            const int64_t first = task % tasks * WIDTH;
-            of.find(task / tasks, first, std::min<int64_t>(WIDTH, halves - first));
-        });
+    team.each(rows * tasks, std::max<int64_t>(1, rows * tasks / (16 * team.size())), [&](int64_t task) {
+        const int64_t first = task % tasks * WIDTH;
+        of.find(task / tasks, first, std::min<int64_t>(WIDTH, halves - first));
     });
+}
+inline void find_maxima(Maxima of, int64_t rows, int threads) {
+    Team::run(rows * of.vocab_size < 65536 ? 1 : threads, [&](Team& team) { find_maxima(of, rows, team); });
 }
 
 // Again, where logits have changed: ``places`` [count] in [rows * vocab_size].

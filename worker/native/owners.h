@@ -4,20 +4,7 @@
 
 #include "vectors.h"
 
-#if defined(__AVX512BF16__)
-
-#include <algorithm>
-#include <vector>
-
-#include "team.h"
-#include "tiles.h"
-
 namespace {
-
-constexpr int MAX_FACTORS = 3;     // queries, keys and values
-constexpr int ROWS_AT_ONCE = 32;   // that one task takes of a group
-constexpr int LANES = 2 * TILE;    // bfloat16 of a line: sixteen columns of a pair of inputs
-constexpr int LINES_AHEAD = 64;    // into the second cache: the first one waits for no more than sixteen lines at once
 
 // One matrix's addition, in lines: ``down`` [rank / 16][size / 2][16][2], ``up`` [width / 16][rank / 2][16][2], both filled up
 // with zeros to whole lines and sixteens; after ``up`` there is something to read ahead in. ``width`` 0: nothing is added.
@@ -38,6 +25,23 @@ struct Groups {
     const Group* groups;
     int64_t count;
 };
+
+}  // namespace
+
+#if defined(__AVX512BF16__)
+
+#include <algorithm>
+#include <vector>
+
+#include "team.h"
+#include "tiles.h"
+
+namespace {
+
+constexpr int MAX_FACTORS = 3;     // queries, keys and values
+constexpr int ROWS_AT_ONCE = 32;   // that one task takes of a group
+constexpr int LANES = 2 * TILE;    // bfloat16 of a line: sixteen columns of a pair of inputs
+constexpr int LINES_AHEAD = 64;    // into the second cache: the first one waits for no more than sixteen lines at once
 
 // Of a step's rows, by tiles: one that has a single adapter is multiplied as a tile, the rows of others one by one.
 class Owners {

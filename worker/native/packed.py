@@ -64,7 +64,7 @@ class Int4Matrix(ctypes.Structure):
 
 
 class AnyMatrix(ctypes.Structure):
-    """any_matrix.h's."""
+    """stored_matrix.h's."""
 
     _fields_ = (
         ("form", c_int64),
@@ -82,7 +82,7 @@ class _Packed:
     """
 
     FORM: int
-    """any_matrix.h's number of it."""
+    """stored_matrix.h's number of it."""
     struct: ctypes.Structure
 
     def __init__(self, columns: int, size: int, gated: bool) -> None:

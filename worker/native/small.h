@@ -145,13 +145,10 @@ template <typename T>
     return sigmoid_times<T>(SWIGLU_ALPHA * opened) * (1.0f / SWIGLU_ALPHA) * (up + 1.0f);
 }
 
-// out [size] = opened[:size] times opened[size:], see ``gated``.
+// out [size] = opened [size] times up [size], see ``gated``.
 template <typename T>
-void gate(const T* opened, T* out, int64_t size, int activation) {
-    sweep<T>(size, [&](auto place) {
-        Floats up = place.get_from(opened + size);
-        place.put_into(out, gated<T>(place.get_from(opened), up, activation));
-    });
+void gate(const T* opened, const T* up, T* out, int64_t size, int activation) {
+    sweep<T>(size, [&](auto place) { place.put_into(out, gated<T>(place.get_from(opened), place.get_from(up), activation)); });
 }
 
 // body(row), which does not throw, for all rows, on so many threads.

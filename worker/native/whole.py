@@ -1,4 +1,4 @@
-"""The structures of a whole step, as whole.h declares them; whoever fills one keeps what it points to."""
+"""The structures of a whole step, as network.h declares them; whoever fills one keeps what it points to."""
 
 from __future__ import annotations
 

@@ -15,18 +15,23 @@ class FloatLinear:
     """A Linear on the CPU by the compiled kernels, in float32: a row's product has the same bits in any company. What a
     model in float32 has in bfloat16 is kept so; the plain weights are not kept."""
 
-    __slots__ = ("_kernels", "_matrix", "_order", "in_features", "out_features")
+    __slots__ = ("_kernels", "_order", "in_features", "out_features", "packed")
 
     def __init__(self, form: Form, bias: Tensor | None, kernels: Library) -> None:
         self.out_features, self.in_features = form.shape
         self._kernels, panel = kernels, kernels.float_panel
         self._order = form.order if isinstance(form, Int4) else None
         if isinstance(form, Plain):
-            self._matrix = FloatMatrix.of_floats(form.weight, panel, bias)
+            self.packed = FloatMatrix.of_floats(form.weight, panel, bias)
         elif isinstance(form, Int4):
-            self._matrix = FloatMatrix.of_int4(form.codes, form.scales, form.offsets, form.group, panel, bias)
+            self.packed = FloatMatrix.of_int4(form.codes, form.scales, form.offsets, form.group, panel, bias)
         else:
-            self._matrix = FloatMatrix.of_codes(form.codes, form.scales, panel, bias)
+            self.packed = FloatMatrix.of_codes(form.codes, form.scales, panel, bias)
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether inputs are multiplied in the order in which they come."""
+        return self._order is None
 
     @staticmethod
     def serves(form: Form, kernels: Library) -> bool:
@@ -44,4 +49,4 @@ class FloatLinear:
         """See Linear."""
         if self._order is not None:
             x = x[:, self._order]
-        return self._kernels.linear_as_floats(x.float().contiguous(), self._matrix)
+        return self._kernels.linear_as_floats(x.float().contiguous(), self.packed)
