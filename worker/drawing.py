@@ -73,9 +73,14 @@ class Drawing:
             self._mask_maker.foresee(batch)
 
     def settle(self) -> None:
-        """Nothing will be drawn of what was foreseen."""
+        """Nothing will be drawn of what was foreseen, whatever became of it."""
         if self._mask_maker is not None:
-            self._mask_maker.settle()
+            try:
+                self._mask_maker.settle()
+            except AssertionError:
+                raise
+            except Exception as error:
+                log.warning("masks that nothing is drawn by were not made: %s", error)
 
     def draw(self, logits: Tensor, indices: list[int], sequences: list[Sequence]) -> tuple[list[Draw], Faults]:
         """indices: of the rows of the logits; of each sequence one, and one for each token of its draft. One batched

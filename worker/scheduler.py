@@ -231,19 +231,19 @@ class Scheduler:
 
     def counts(self) -> dict[str, Any]:
         """What a worker's ``Stats`` say of it, by field."""
-        names = (
-            *("num_prompt_tokens", "num_cached_tokens", "num_preemptions"),
-            *("num_paused", "num_tail_frees", "num_displacements", "num_idle"),
-        )
-        pool = self._pool
+        totals = "num_prompt_tokens", "num_cached_tokens", "num_preemptions", "num_tail_frees", "num_displacements"
+        pool, num_running = self._pool, len(self.running)
         return {
             "num_waiting": len(self.waiting),
-            "num_running": len(self.running),
+            "num_running": num_running,
+            # Of the last step, since when some may have ended.
+            "num_paused": min(self.num_paused, num_running),
+            "num_idle": min(self.num_idle, num_running),
             "num_blocks": pool.num_blocks,
             "num_used_blocks": pool.num_used,
             "num_cached_blocks": pool.num_cached,
             "num_free_blocks": pool.num_free,
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in totals},
         }
 
     def audit(self) -> None:

@@ -92,4 +92,6 @@ def test_who_was_held_up_for_long_is_no_more_important_for_that(path, blocked):
     for _ in range(MAX_STEPS):
         guided.step()
     assert [sequence.place[0] for sequence in guided.engine._scheduler.running] == [2]
+    guided.engine.cancel("held0")
+    assert guided.engine.stats().num_idle == 0
     guided.close()

@@ -238,6 +238,31 @@ def test_where_no_thread_can_be_had_masks_are_made_in_the_step_and_by_none_that_
     assert answers_of(guided) == within
 
 
+def test_where_neither_a_step_nor_its_masks_have_memory_the_next_one_goes_on(path):
+    guided = Guided(path, deterministic=True)
+    maker = guided.engine._drawing._mask_maker = MaskMaker(False)
+    maker._num_spare = 1
+    guided.submit("alone", "regex", EXPRESSION, top_k=40, max_tokens=30)
+    guided.run()
+    guided.submit("short", "regex", EXPRESSION, top_k=40, max_tokens=30)
+    while ("short", 0) not in guided.answers:
+        guided.step()
+    guided.submit("other", "", "", max_tokens=9)  # where one token alone has no room it never has
+    forward, fill, lost = guided.runner.forward, maker.fill, []
+
+    def short_of_memory(*_):
+        lost.append(1)
+        raise OutOfMemory("there is no room")
+
+    guided.runner.forward = maker.fill = short_of_memory
+    guided.step()
+    guided.runner.forward, maker.fill = forward, fill
+    guided.run().close()
+    assert len(lost) == 2
+    assert not guided.failures
+    assert guided.answers["short", 0].token_ids == guided.answers["alone", 0].token_ids
+
+
 def test_who_has_ended_while_its_mask_was_made_ahead_is_not_drawn_again(path):
     guided = Guided(path)
     guided.submit("r", "json_schema", json.dumps(lists(4)), max_tokens=20)
