@@ -99,12 +99,14 @@ class Redis:
             exceptions.ConnectionError,
             exceptions.TimeoutError,
             exceptions.InvalidResponse,
-            exceptions.NoPermissionError,
             exceptions.OutOfMemoryError,
             exceptions.ReadOnlyError,
             TimeoutError,
             OSError,
         )
+        self._forbidden = exceptions.NoPermissionError
+        self._told: set[str] = set()
+        """What it has forbidden, and the log says."""
         try:
             # Its own timeouts and retries are off: what a call may take is one figure, and it is kept here.
             self._pool = client.ConnectionPool.from_url(
@@ -193,7 +195,7 @@ class Redis:
             pipeline.execute_command(*command)
         try:
             answers = await self._in_time(pipeline)
-        except self._away as error:
+        except (*self._away, self._forbidden) as error:
             self._fail(RedisAway(str(error) or "no answer"), batch)
         else:
             self._heard(batch, answers)
@@ -227,6 +229,9 @@ class Redis:
         for (_, answer), value in zip(batch, answers, strict=True):
             if isinstance(value, self._away) or (isinstance(value, Exception) and str(value).startswith(NOT_NOW)):
                 value = refusal = RedisAway(str(value))
+            elif isinstance(value, self._forbidden):  # others may be allowed
+                self._tell(str(value))
+                value = RedisAway(str(value))
             if answer.done():
                 continue
             if isinstance(value, Exception):
@@ -238,6 +243,11 @@ class Redis:
         if self._breaker.is_open:
             log.warning("Redis answers again")
         self._breaker.succeeded()
+
+    def _tell(self, what: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            log.error("Redis forbids a command that gateways need: %s", what)
 
     def _fail(self, reason: RedisAway, batch: Batch = ()) -> None:
         """Those who wait for a connection need not try for themselves."""

@@ -56,7 +56,7 @@ async def test_a_key_is_refused_by_its_own_budget_while_others_of_its_tenant_go_
     assert refused.value.ends_at == admission.period_of("day", 1_795_000_000).ends_at
     await ask(limits, other)
     assert used(limits, other) == {"tenant budget": 120, "key budget": 60}
-    assert [name.partition("}")[2] for name in limits.refused] == ["key:key_1:budget:day:1794960000"]
+    assert [each.rule.name.partition("}")[2] for each in limits.refused] == ["key:key_1:budget:day:1794960000"]
 
 
 async def test_a_key_is_told_what_it_spent_of_its_own_budget_and_not_what_its_tenant_did(limits):

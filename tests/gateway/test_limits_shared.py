@@ -79,7 +79,7 @@ class Walk:
         return isinstance(outcome, Grant)
 
     async def admit(self, request_id: str) -> None:
-        least, micros = self.rng.randrange(300), self.rng.randrange(4000)
+        least, micros = self.rng.randrange(300), self.rng.choice([0, 1, 1, 1]) * self.rng.randrange(4000)
         most = least + self.rng.choice([0, self.rng.randrange(400)])
         await self.take(self.rules, Ask(request_id, least, most, micros // 2, micros))
 

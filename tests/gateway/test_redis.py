@@ -114,13 +114,22 @@ async def test_closing_ends_what_is_under_way(fragile):
     assert {type(answer) for answer in await outcomes(*calls, redis.call("GET", "k"))} == {RedisAway}
 
 
-@pytest.mark.parametrize("trouble", [("CONFIG", "SET", "maxmemory", "1"), ("ACL", "SETUSER", "default", "-set")])
-async def test_a_redis_that_is_full_or_forbids_counts_as_away_though_it_speaks(fragile, trouble):
+async def test_a_full_redis_counts_as_away_though_it_speaks(fragile):
     redis, _, _ = fragile
-    await redis.call(*trouble)
+    await redis.call("CONFIG", "SET", "maxmemory", "1")
     with pytest.raises(RedisAway):
         await redis.call("SET", "k", "v")
     assert redis.is_away
+
+
+async def test_for_a_command_that_is_forbidden_redis_is_away_and_for_no_other(fragile, caplog):
+    redis, _, _ = fragile
+    await redis.call("ACL", "SETUSER", "default", "-set")
+    for _ in range(2):
+        with pytest.raises(RedisAway):
+            await redis.call("SET", "k", "v")
+    assert await redis.call("GET", "k") is None
+    assert ["'set'" in record.getMessage() for record in caplog.records] == [True]
 
 
 @pytest.mark.parametrize("write", [lambda redis: redis.call("SET", "k", "v"), lambda redis: redis.run(ADD, ["n"], [1])])
