@@ -104,7 +104,9 @@ class Redis:
             TimeoutError,
             OSError,
         )
-        self._forbidden = exceptions.NoPermissionError
+        self._forbidden: type[Exception] = exceptions.NoPermissionError
+        self._unanswered: tuple[type[Exception], ...] = (*self._away, self._forbidden)
+        """Why a whole batch is: it may forbid what begins a connection."""
         self._told: set[str] = set()
         """What it has forbidden, and the log says."""
         try:
@@ -195,7 +197,7 @@ class Redis:
             pipeline.execute_command(*command)
         try:
             answers = await self._in_time(pipeline)
-        except (*self._away, self._forbidden) as error:
+        except self._unanswered as error:
             self._fail(RedisAway(str(error) or "no answer"), batch)
         else:
             self._heard(batch, answers)
