@@ -12,7 +12,7 @@ import torch
 
 from policies.settings import Engine, Quantization
 from tests.worker.compiling import elsewhere_at, kernels, needs_compiler
-from tests.worker.test_whole import FAMILIES, PLAIN, adapters_of, steps_of, steps_with
+from tests.worker.test_whole import FAMILIES, PLAIN, adapters_of, leaves_the_same_at_once, steps_of, steps_with
 from worker.inputs import Span
 from worker.means import means_of, whole_of
 from worker.models import Architecture, Shard
@@ -107,21 +107,7 @@ def test_a_step_with_adapters_is_computed_operation_by_operation(loaded):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_leaves_behind_what_trained_drafters_read(loaded, family):
-    runner = runner_of(loaded, FAMILIES[family], "none")
-    model = runner.keep_hidden()
-    model.taps = (0, 2)
-
-    def left(step: list[Span]) -> list[torch.Tensor]:
-        logits = runner.forward(step)
-        assert model.hidden is not None
-        return [logits, *model.tapped, *([model.hidden] if len(logits) else [])]
-
-    steps = steps_of([None] * 3)
-    at_once = [left(step) for step in steps]
-    assert [len(each) for each in at_once] == [4, 4, 4, 3]
-    runner.whole = None
-    for step, tensors in zip(steps, at_once, strict=True):
-        assert all(map(torch.equal, left(step), tensors))
+    leaves_the_same_at_once(runner_of(loaded, FAMILIES[family], "none"))
 
 
 @pytest.mark.parametrize("form", ["none", "int4"])
