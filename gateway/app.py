@@ -119,16 +119,21 @@ async def serve(
     stop, house_doors = stop or Stop(), Doors()
     switch_by_signal()
     look_at(config, environ)
-    with contextlib.ExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
         sockets = doors.listen(config.server)
         for bound in sockets:
             stack.enter_context(bound)
-        async with opened(config, environ, announce, house_doors, sockets, launcher, owner) as gw:
-            if await doors.before(stop.asked, gw.dispatch.until_ready()):
-                calm_collector()
-                announce(f"Penstock ready on {doors.url_of(config.server, sockets[0])}")
-                await stop.asked.wait()
-            await ending.drain(gw, house_doors, stop)
+        opening = opened(config, environ, announce, house_doors, sockets, launcher, owner)
+        gw: Gateway | None = None
+        async with doors.until(stop.asked):
+            gw = await stack.enter_async_context(opening)
+        if gw is None:
+            return
+        if await doors.before(stop.asked, gw.dispatch.until_ready()):
+            calm_collector()
+            announce(f"Penstock ready on {doors.url_of(config.server, sockets[0])}")
+            await stop.asked.wait()
+        await ending.drain(gw, house_doors, stop)
 
 
 def look_at(config: Settings, environ: Mapping[str, str]) -> None:

@@ -7,9 +7,10 @@ import contextlib
 import errno
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
+from gateway.background import alongside
 from policies.settings import Server
 
 BACKLOG = 1024
@@ -122,6 +123,24 @@ async def before(event: asyncio.Event, work: Coroutine[Any, Any, None], limit_s:
     finally:
         for future in (task, happened):
             future.cancel()
+
+
+@contextlib.asynccontextmanager
+async def until(event: asyncio.Event) -> AsyncIterator[None]:
+    """The block is broken off when the event happens before its end, as by a timeout, and what it raises then is that
+    alone."""
+    patience = asyncio.timeout(None)
+
+    async def look() -> None:
+        await event.wait()
+        patience.reschedule(asyncio.get_running_loop().time())
+
+    try:
+        async with patience, alongside(look()):
+            yield
+    except TimeoutError:
+        if not patience.expired():
+            raise
 
 
 def listen(config: Server) -> list[socket.socket]:

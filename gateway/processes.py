@@ -64,8 +64,10 @@ async def serve(
         reserved = doors.reserve(config.server)
         for bound in reserved:
             stack.enter_context(bound)
-        async with store.opened(config.store) as rooms:
+        async with doors.until(stop.asked), store.opened(config.store) as rooms:
             app.show(await bootstrap(rooms, environ, config.policies, config.prices, config.billing.currency), announce)
+        if stop.asked.is_set():
+            return
         finding = asyncio.ensure_future(_that_can_be_served(config))
         if not await doors.before(stop.asked, _over(finding)):
             return

@@ -14,7 +14,9 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
-from gateway import background, ending, ledger, processes, store
+import pytest
+
+from gateway import background, doors, ending, ledger, processes, store
 from policies.settings import Server
 from tests.builders import PATIENCE_S
 from tests.gateway.test_cli import ENVIRON
@@ -83,3 +85,42 @@ def test_a_stop_waits_for_no_download(tmp_path: Path):
         finally:
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_stop_waits_for_no_database(tmp_path: Path, num_processes: int):
+    with socket.create_server(("127.0.0.1", 0)) as database:  # which takes what is asked, and says nothing
+        database.settimeout(PATIENCE_S)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gateway", "serve", "--port", "0"],
+            cwd=tmp_path,
+            env={
+                **ENVIRON,
+                "PENSTOCK_SERVER__PROCESSES": str(num_processes),
+                "PENSTOCK_STORE__URL": f"postgresql://penstock@127.0.0.1:{database.getsockname()[1]}/penstock",
+                "PENSTOCK_REDIS__URL": "redis://127.0.0.1:9/0",
+            },
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            asked, _ = database.accept()
+            with asked:
+                os.kill(process.pid, signal.SIGTERM)
+                _, said = process.communicate(timeout=PATIENCE_S)
+            assert (process.returncode, said) == (0, b"")
+        finally:
+            process.kill()
+            process.wait()
+
+
+async def test_a_block_is_broken_off_by_an_event_and_fails_by_itself():
+    event = asyncio.Event()
+    with pytest.raises(TimeoutError, match="its own"):
+        async with doors.until(event):
+            raise TimeoutError("its own")
+    async with doors.until(event):
+        event.set()
+        await asyncio.Event().wait()
+    async with doors.until(event):
+        pass
