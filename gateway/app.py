@@ -65,6 +65,7 @@ from gateway.limits import Limits
 from gateway.limits.budgets import Budgets
 from gateway.live import Live
 from gateway.log_level import switch_by_signal
+from gateway.meeting import met
 from gateway.memory import Need, need_of
 from gateway.metrics import Metrics
 from gateway.posted import Posted
@@ -276,9 +277,10 @@ async def opened(
         if gw.metrics is not None:
             await parts.enter(gw.metrics.watched(gw))
         await parts.enter(batches.watched(gw, api.endpoints(), house_doors.inside))
-        await stack.enter_async_context(answering(gw, house_doors, sockets))
         for model in dispatch.models():
             stack.callback(asyncio.create_task(open_model(gw, model.name)).cancel)
+        await met(dispatch, config)
+        await stack.enter_async_context(answering(gw, house_doors, sockets))
         yield gw
 
 
