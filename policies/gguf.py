@@ -12,6 +12,7 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import PurePath
 from typing import NamedTuple, TypeVar
 
@@ -276,6 +277,10 @@ def _parse(view: memoryview) -> Header:
         if name in tensors:
             raise GgufInvalid(f"it holds tensor {shown(name)} twice")
         tensors[name] = _placed(name, shape, kind, begin + offset, len(view), alignment)
+    in_order = sorted(tensors.values(), key=lambda place: place.at)
+    for place, after in pairwise(in_order):
+        if place.at + place.num_bytes > after.at:
+            raise GgufInvalid(f"its tensors {shown(place.name)} and {shown(after.name)} lie in the same bytes")
     return Header(version, metadata, tensors, view)
 
 

@@ -148,6 +148,11 @@ REFUSED = {
                             b"b.weight" + bytes.fromhex("01000000 0300000000000000 08000000")),
         "its tensor b.weight cannot be 3 in Q8_0",
     ),
+    "two tensors in the same bytes": (
+        lambda c: c.replace(b"b.weight" + bytes.fromhex("01000000 0300000000000000 00000000 0001000000000000"),
+                            b"b.weight" + bytes.fromhex("01000000 0300000000000000 00000000 0000000000000000")),
+        "its tensors a.weight and b.weight lie in the same bytes",
+    ),
 }  # fmt: skip
 
 
