@@ -284,6 +284,27 @@ REFUSED = {
         ),
         "tensor blk.0.ffn_gate_inp.weight of .* is 4x256, not 3x256",
     ),
+    "a billion experts": (
+        lambda at: gguf_files.write(
+            at, "mixtral", gguf_files.a_model("mixtral", num_local_experts=4), metadata={"llama.expert_count": 10**9}
+        ),
+        "tensor blk.0.ffn_gate_inp.weight of .* is 4x256, not 1000000000x256",
+    ),
+    "a billion layers, of which each has its kind": (
+        lambda at: gguf_files.write(
+            at,
+            "olmo2",
+            gguf_files.a_model("olmo2"),
+            metadata={"olmo2.block_count": 10**9, "olmo2.attention.sliding_window_pattern": 4},
+        ),
+        "it has an impossible olmo2.block_count: 1000000000",
+    ),
+    "a number of layers that is none": (
+        lambda at: gguf_files.write(
+            at, "llama", gguf_files.a_model("llama"), metadata={"llama.attention.head_count_kv": [float("inf")]}
+        ),
+        "the layers of .* have an impossible llama.attention.head_count_kv: inf",
+    ),
     "a part of a file": (
         lambda at: gguf_files.write(at, "llama", gguf_files.a_model("llama"), metadata={"split.count": 3}),
         "it says that it is part 1 of 3, and by its name it is a whole file",

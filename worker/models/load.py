@@ -214,11 +214,13 @@ class _Builder:
         elif mixture.is_stacked:
             experts = self._stacked(prefix, mixture)
         else:
+            # Before anything is made for each of the experts: by its rows it says that they are so many.
+            router = self._router(prefix, mixture, None)
             below = [f"{mixture.experts}.{expert}." for expert in range(mixture.num_experts)]
             name = f"{prefix}{mixture.router}.e_score_correction_bias"
             experts = self._experts(
                 mixture,
-                self._router(prefix, mixture, None),
+                router,
                 self._matrices(
                     (form({at + mixture.gate: inner, at + mixture.up: inner}, hidden) for at in below), True
                 ),

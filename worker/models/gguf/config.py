@@ -16,7 +16,7 @@ from policies.gguf import Array, GgufInvalid, Header, shown
 from worker.models.architecture import Architecture
 from worker.models.errors import ModelError
 from worker.models.families import FAMILIES
-from worker.models.fields import Fields
+from worker.models.fields import MAX_LAYERS, Fields
 from worker.models.gguf.file import GgufFile
 from worker.models.gguf.kin import KIN, PARTLY_TURNING, of_kin
 
@@ -112,6 +112,9 @@ class _Reader:
         embedding = tensors.get("token_embd.weight")
         if embedding is None or len(embedding.shape) != 2:
             raise ModelError(f"{self._file.path} has no tensor token_embd.weight")
+        num_layers = self._integer("block_count")
+        if num_layers > MAX_LAYERS:
+            raise self._header.wrong(f"{name}.block_count")
         hidden_size, num_heads = self._integer("embedding_length"), self._integer("attention.head_count")
         rotary_dim = self._integer("rope.dimension_count", 0)
         head_dim = self._integer("attention.key_length", hidden_size // max(num_heads, 1))
@@ -122,7 +125,7 @@ class _Reader:
             "vocab_size": embedding.shape[0],
             "hidden_size": hidden_size,
             "intermediate_size": self._integer("feed_forward_length", self._integer("expert_feed_forward_length", 0)),
-            "num_hidden_layers": self._integer("block_count"),
+            "num_hidden_layers": num_layers,
             "num_attention_heads": num_heads,
             "num_key_value_heads": self._integer("attention.head_count_kv", num_heads),
             "head_dim": head_dim,
@@ -147,7 +150,7 @@ class _Reader:
         if name in _GEMMA_27B_LAYERS:
             config |= self._gemma(config)
         if name in ("exaone4", "gpt-oss", "olmo2"):
-            config |= self._layer_kinds(config["num_hidden_layers"])
+            config |= self._layer_kinds(num_layers)
         if name in ("granite", "granitemoe", "minicpm"):
             config["scales"] = self._scales(config)
             config["shared_size"] = self._integer("expert_shared_feed_forward_length", 0)
@@ -333,7 +336,10 @@ class _Reader:
         of_layers = set(self._header.numbers(key))
         if len(of_layers) != 1:
             raise ModelError(f"the layers of {self._file.path} differ in their {key}, which is not supported")
-        return int(of_layers.pop())
+        value = of_layers.pop()
+        if not 0 <= value < 1 << 31 or value != int(value):
+            raise ModelError(f"the layers of {self._file.path} have an impossible {key}: {value}")
+        return int(value)
 
     def _number(self, key: str, default: float | None = None) -> float:
         return self._header.number(f"{self._name}.{key}", default)
