@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -210,12 +211,16 @@ def _merges(vocabulary: dict[str, int], scores: Sequence[float], kinds: Sequence
         ),
         key=lambda entry: entry[0],
     )
+    # A token may be as long as the file: what is as long as no other is not looked for.
+    lengths = sorted(set(map(len, vocabulary)) - {0})
+    known = frozenset(lengths)
     merges = []
     for _, token in by_score:
-        for place in range(1, len(token)):
-            left, right = token[:place], token[place:]
-            if left in vocabulary and right in vocabulary:
-                merges.append((left, right))
+        for place in takewhile(len(token).__gt__, lengths):
+            if len(token) - place in known:
+                left, right = token[:place], token[place:]
+                if left in vocabulary and right in vocabulary:
+                    merges.append((left, right))
     return merges
 
 

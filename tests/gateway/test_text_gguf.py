@@ -283,6 +283,15 @@ def test_a_token_that_is_there_twice_is_named(tmp_path):
         Text.load(path)
 
 
+def test_a_token_as_long_as_the_file_is_not_taken_apart_at_every_place(tmp_path):
+    path = write_sentence_piece(tmp_path / "a.gguf", sentence_piece(), ("a" * (2 << 20),))
+    content = path.read_bytes()
+    kinds = content.index(b"tokenizer.ggml.token_type") + len(b"tokenizer.ggml.token_type") + 4 + 12
+    last = kinds + 4 * sentence_piece().vocab_size()
+    path.write_bytes(content[:last] + (1).to_bytes(4, "little") + content[last + 4 :])
+    assert Text.load(path)  # which took minutes
+
+
 @cache
 def a_file(folder: Path) -> bytes:
     return write_sentence_piece(folder / "a.gguf", sentence_piece(), bos_token_id=1).read_bytes()
