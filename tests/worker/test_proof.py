@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -161,3 +162,15 @@ def test_of_workers_that_start_together_one_has_them_proved(tmp_path, monkeypatc
         for each in [pool.submit(prove, tmp_path / "kernels.so") for _ in range(3)]:
             each.result()
     assert log.read_text() == "tried\n"
+
+
+def test_where_the_disk_is_full_nothing_is_left_of_what_a_proof_found(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(trusted, "PROOF", ("true",))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        prove(tmp_path / "kernels.so")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "is forgotten" in caplog.text
+    assert list(tmp_path.iterdir()) == []

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -114,11 +115,15 @@ def _proved(path: Path) -> str:
 
 def _keep(kept: Path, said: str) -> bool:
     """Whether it is kept."""
+    made = None
     try:
         with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False) as made:
             made.write(said)
         Path(made.name).replace(kept)
     except OSError as error:
         log.warning("that the compiled kernels were tried is forgotten: %s", error)
+        if made is not None:
+            with suppress(OSError):
+                Path(made.name).unlink()
         return False
     return True
