@@ -130,10 +130,11 @@ class Server:
         return percentile(self._latest_s[streams], HEDGE_SHARE) if self.known.terms.hedge else None
 
     def changed(self, known: Known) -> None:
-        """It has other terms from now on."""
-        before, terms = self.known.terms, known.terms
+        """It has other terms from now on. That it failed with another key says nothing any more."""
+        before, terms, is_other_key = self.known.terms, known.terms, known.key != self.known.key
         self.known = known
-        if (before.breaker_failures, before.breaker_open_s) != (terms.breaker_failures, terms.breaker_open_s):
+        of_breaker = before.breaker_failures, before.breaker_open_s
+        if is_other_key or of_breaker != (terms.breaker_failures, terms.breaker_open_s):
             self._breaker = Breaker(terms.breaker_failures, terms.breaker_open_s)
         if before.retry_share != terms.retry_share:
             self._budget = Budget(terms.retry_share)

@@ -146,6 +146,24 @@ async def test_what_is_under_way_is_known_however_often_its_model_comes_and_goes
         assert [failure["code"] for _, failure in await asyncio.gather(*asking)] == ["draining"] * 2
 
 
+async def test_one_that_was_refused_is_asked_as_soon_as_it_has_another_key(front: Front):
+    desk = Desk(front)
+    async with elsewhere(says("well")) as far:
+        far.scripts = [fails(401)]
+        body = {"name": "far-1", "model": "far", "url": f"{far.url}/v1", "key": SECRET, "probe_s": 0}
+        made = await desk("POST", "upstreams", {**body, "breaker_failures": 1, "breaker_open_s": 3600.0})
+        for code in ("upstream_refused", "upstream_unavailable"):
+            _, refused, _ = await front.post("/v1/chat/completions", ASKED)
+            assert refused["error"]["code"] == code
+        heavier = await desk("PATCH", "upstreams/far-1", {"weight": 2}, if_match=made.etag)
+        _, refused, _ = await front.post("/v1/chat/completions", ASKED)
+        assert refused["error"]["code"] == "upstream_unavailable"
+        await desk("PATCH", "upstreams/far-1", {"key": "sk-another-4712"}, if_match=heavier.etag)
+        status, answer, _ = await front.post("/v1/chat/completions", ASKED)
+        assert (status, answer["choices"][0]["message"]["content"]) == (200, "well")
+        assert far.heard[-1].request.headers["authorization"] == "Bearer sk-another-4712"
+
+
 async def test_those_of_the_settings_are_shown_and_changed_there(open_front: OpenFront):
     async with elsewhere() as far:
         settled = far.upstream(key_variable="FAR_KEY")
