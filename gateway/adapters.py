@@ -14,11 +14,16 @@ from typing import Protocol
 
 import msgspec
 
+from gateway.clock import Clock
 from gateway.flight import Flight
 from gateway.workers import Worker
 from policies import wire
 
 log = logging.getLogger(__name__)
+
+AGAIN_S = 5.0
+"""So long after it could not use an adapter a worker is told to read it again, if it is asked for: its files may have
+been away for a moment only."""
 
 
 class Adapter(msgspec.Struct, frozen=True):
@@ -86,14 +91,15 @@ class _Trial:
 class Adapters:
     """Of one model."""
 
-    def __init__(self, workers: Iterable[Worker], flights: Callable[[], Iterable[Flight]]) -> None:
+    def __init__(self, workers: Iterable[Worker], flights: Callable[[], Iterable[Flight]], clock: Clock) -> None:
         """``workers``: all that there are at any time, ready or not; ``flights``: the requests under way."""
-        self._every_worker, self._flights = workers, flights
+        self._every_worker, self._flights, self._clock = workers, flights, clock
         self._current: dict[str, Adapter] = {}
         """By id."""
         self._retired: dict[str, Adapter] = {}
         """That requests under way may still use."""
-        self._refused: set[tuple[Worker, str]] = set()
+        self._refused: dict[tuple[Worker, str], float] = {}
+        """When a worker was last known not to be able to use one, or was told to try again."""
         self._trials: dict[str, _Trial] = {}
 
     def follow(self, adapters: Iterable[Adapter]) -> None:
@@ -120,6 +126,17 @@ class Adapters:
 
     def refuses(self, worker: Worker, adapter_id: str) -> bool:
         return (worker, adapter_id) in self._refused
+
+    def asked(self, adapter_id: str) -> None:
+        """For a request: workers that could not use it a while ago try again."""
+        adapter = self._current.get(adapter_id) if self._refused else None
+        if adapter is None:
+            return
+        now = self._clock.now()
+        for (worker, refused_id), at in self._refused.items():
+            if refused_id == adapter_id and now - at >= AGAIN_S:
+                self._refused[worker, refused_id] = now
+                worker.send(_load(adapter))
 
     async def tried(self, adapter: Adapter) -> wire.AdapterLoaded:
         """What the ready workers say of it, once all have read it; they keep it until ``give_up`` or ``follow``. Raises
@@ -151,18 +168,19 @@ class Adapters:
     def heard(self, worker: Worker, message: wire.AdapterLoaded | wire.AdapterRefused) -> None:
         trial = self._trials.get(message.adapter)
         if isinstance(message, wire.AdapterLoaded):
-            self._refused.discard((worker, message.adapter))
+            if self._refused.pop((worker, message.adapter), None) is not None:
+                log.info("worker %s can use adapter %s again", worker.name, message.adapter)
             if trial is not None:
                 trial.loaded(worker, message)
             return
         if trial is not None:
             return trial.refused(worker, message.reason)
         if message.adapter in self._current or message.adapter in self._retired:
-            self._refused.add((worker, message.adapter))
+            self._refused[worker, message.adapter] = self._clock.now()
             log.error("worker %s cannot use adapter %s: %s", worker.name, message.adapter, message.reason)
 
     def left(self, worker: Worker) -> None:
-        self._refused = {place for place in self._refused if place[0] is not worker}
+        self._refused = {place: at for place, at in self._refused.items() if place[0] is not worker}
         for trial in list(self._trials.values()):
             trial.left(worker)
 
@@ -170,7 +188,7 @@ class Adapters:
         return [worker for worker in self._every_worker if worker.facts is not None]
 
     def _forget(self, adapter_id: str) -> None:
-        self._refused = {place for place in self._refused if place[1] != adapter_id}
+        self._refused = {place: at for place, at in self._refused.items() if place[1] != adapter_id}
         for worker in self._workers():
             worker.send(wire.UnloadAdapter(adapter_id))
 

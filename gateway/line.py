@@ -48,7 +48,7 @@ class Line:
         """Guaranteed to the classes of each priority together."""
         for terms in classes.values():
             self.shares[terms.priority] = self.shares.get(terms.priority, 0.0) + terms.share
-        self.adapters = Adapters(self.seats, self.flights)
+        self.adapters = Adapters(self.seats, self.flights, clock)
         self.adapter = self.adapters.heard
         self._is_leased = True
         """Its workers stay: requests may go there."""
@@ -79,6 +79,8 @@ class Line:
         priority = self.priorities[order.sla_class]
         if request.priority != priority:
             request = msgspec.structs.replace(request, priority=priority)
+        if request.adapter:
+            self.adapters.asked(request.adapter)
         flight = Flight(self, request, order, self._clock.now())
         flight.is_let_in = is_let_in
         if len(self.seats) > 1 and self._has_prefix_cache and (facts := self.ready()) is not None:

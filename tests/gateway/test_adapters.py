@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway import adapters
 from gateway.prices import Prices
 from policies import wire
 from policies.policy import Policy, Price
@@ -143,6 +144,36 @@ async def test_a_worker_that_comes_later_loads_all_before_it_is_sent_a_request(d
     with pytest.raises(Exception, match="cannot answer at the moment") as caught:
         await task
     assert caught.value.status_code == 503
+
+
+async def test_a_worker_that_could_not_read_one_reads_it_again_when_it_is_asked_for_a_while_later(desk, monkeypatch):
+    adapter = (await loading(desk)).body
+    desk.front.peer.hang_up()
+    await desk.front.lost()
+    await until(lambda: any(model.ready for model in desk.front.gw.dispatch.models()))
+    await heard(desk, wire.LoadAdapter)
+    desk.front.peer.send(wire.AdapterRefused(adapter["adapter_id"], "/adapters/billie has no adapter_config.json"))
+
+    task = desk.front.chat()  # of which the worker speaks after that
+    desk.front.peer.say(await desk.front.peer.submitted(), [5, 3], "stop")
+    await task
+    task = desk.front.chat(model="billie")
+    submit = await desk.front.peer.submitted()  # not told again so soon
+    desk.front.peer.send(wire.Failed(submit.request_id, "adapter_unavailable", "this worker has no such adapter"))
+    with pytest.raises(Exception, match="cannot answer at the moment"):
+        await task
+
+    monkeypatch.setattr(adapters, "AGAIN_S", 0.0)
+    for kind in (wire.LoadAdapter, None):
+        task = desk.front.chat(model="billie")
+        if kind is not None:
+            again = await heard(desk, kind)
+            assert (again.adapter, again.source, again.digest) == (adapter["adapter_id"], "/adapters/billie", "d1")
+            desk.front.peer.send(wire.AdapterLoaded(again.adapter, "d1", 16, 1000))
+        submit = await desk.front.peer.submitted()
+        assert submit.adapter == adapter["adapter_id"]
+        desk.front.peer.say(submit, [5, 3], "stop")
+        assert (await task).model == "billie"
 
 
 async def test_a_tenant_uses_those_that_its_policy_names(desk):
