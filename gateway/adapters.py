@@ -133,9 +133,9 @@ class Adapters:
         if adapter is None:
             return
         now = self._clock.now()
-        for (worker, refused_id), at in self._refused.items():
-            if refused_id == adapter_id and now - at >= AGAIN_S:
-                self._refused[worker, refused_id] = now
+        for worker in self._workers():
+            if now - self._refused.get((worker, adapter_id), now) >= AGAIN_S:
+                self._refused[worker, adapter_id] = now
                 worker.send(_load(adapter))
 
     async def tried(self, adapter: Adapter) -> wire.AdapterLoaded:
