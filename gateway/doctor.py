@@ -190,7 +190,8 @@ async def _database(config: Settings, facts: dict[str, Any], findings: list[Find
     except store.StoreError as error:
         findings.append({"severity": "fatal", "text": f"{error}."})
         return
-    facts["store"] = where = url.render_as_string(hide_password=True)
+    where = store.named(url)
+    facts["store"] = where.removeprefix("database ").removesuffix(f" of {store.SETTING}")
     if _is_new(url):
         facts["store"] += " (will be made)"
         return
@@ -205,10 +206,10 @@ async def _database(config: Settings, facts: dict[str, Any], findings: list[Find
         text = f"the store was written by a newer Penstock (revision {revision}), and this one refuses it."
         findings.append({"severity": "fatal", "text": text})
     except TimeoutError:
-        text = f"the database {where} has not answered for {DATABASE_S:.3g} s."
+        text = f"the {where} has not answered for {DATABASE_S:.3g} s."
         findings.append({"severity": "fatal", "text": text})
-    except (SQLAlchemyError, OSError) as error:
-        text = f"the database {where} cannot be opened: {store.cause_of(error)}."
+    except (SQLAlchemyError, OSError, TypeError, ValueError) as error:  # the last two: of an option in the URL
+        text = f"the {where} cannot be opened: {store.cause_of(error)}."
         findings.append({"severity": "fatal", "text": text})
     finally:
         await engine.dispose()

@@ -88,6 +88,7 @@ __all__ = [
     "ledger_days",
     "ledger_repeats",
     "metadata",
+    "named",
     "new_id",
     "opened",
     "organizations",
@@ -112,6 +113,10 @@ __all__ = [
 
 PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "busy_timeout = 10000")
 """FULL: a commit is on the disk when it returns, which a ledger promises and WAL's own default does not."""
+
+
+SETTING = "store.url (PENSTOCK_STORE__URL)"
+"""By both its names, as it may come from either."""
 
 
 AWAY_STATES = ("08", "25006", "28", "3D", "53", "57")
@@ -200,14 +205,31 @@ def url_of(config: settings.Store) -> sa.URL:
         return sa.URL.create("sqlite+aiosqlite", database=str(Path(config.data_dir) / "penstock.db"))
     try:
         url = sa.make_url(config.url)
+        is_served = url.drivername in ("postgresql", "postgres", "postgresql+asyncpg")
+        if is_served:
+            url = url.set(drivername="postgresql+asyncpg")
+            url.get_dialect()().create_connect_args(url)
     except (ArgumentError, ValueError):  # the second: of a port that is none
-        raise StoreError(
-            "store.url is no database URL, such as postgresql+asyncpg://user@host/database; a password with letters"
-            " such as @, : or / can be in PGPASSWORD instead"
-        ) from None
-    if url.drivername not in ("postgresql", "postgres", "postgresql+asyncpg"):
-        raise StoreError(f"store.url names {url.drivername}, but only postgresql is served") from None
-    return url.set(drivername="postgresql+asyncpg")
+        raise _no_url() from None
+    if not is_served:
+        raise StoreError(f"{SETTING} names {url.drivername}, but only postgresql is served")
+    if "@" in (url.host or ""):  # the end of a password
+        raise _no_url()
+    return url
+
+
+def _no_url() -> StoreError:
+    return StoreError(
+        f"{SETTING} is no database URL, such as postgresql+asyncpg://user@host/database; a password with letters such"
+        " as @, : or / can be in PGPASSWORD instead"
+    )
+
+
+def named(url: sa.URL) -> str:
+    """The database as it may be told to anybody, with the setting that names it."""
+    secret = {name: "***" for name in url.query if "password" in name}
+    shown = url.update_query_dict(secret).render_as_string(hide_password=True).replace("%2A", "*")
+    return f"database {shown}" if _is_sqlite(url) else f"database {shown} of {SETTING}"
 
 
 @contextlib.asynccontextmanager
@@ -274,13 +296,17 @@ async def _engine_of(url: sa.URL) -> AsyncIterator[AsyncEngine]:
 
 async def _of_schema(engine: AsyncEngine, url: sa.URL, work: Callable[[sa.Connection], list[str]]) -> list[str]:
     try:
-        async with engine.begin() as connection:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                connection = await stack.enter_async_context(engine.begin())
+            except (TypeError, ValueError) as error:  # the driver's, of an option in the URL
+                raise StoreError(f"the {named(url)} cannot be opened: {cause_of(error)}") from None
             return await connection.run_sync(work)
     except migrations.Unknown as revision:
         raise StoreError(f"the store was written by a newer Penstock (revision {revision})") from None
     except (SQLAlchemyError, OSError) as error:
-        where = url.render_as_string(hide_password=True)
-        raise StoreError(f"the database {where} cannot be opened: {cause_of(error)}") from None
+        why = "it does not answer" if isinstance(error, TimeoutError) else cause_of(error)
+        raise StoreError(f"the {named(url)} cannot be opened: {why}") from None
 
 
 @contextlib.contextmanager

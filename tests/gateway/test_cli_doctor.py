@@ -82,7 +82,17 @@ def test_doctor_waits_so_long_and_no_longer_for_a_database_that_says_nothing(tmp
     url = f"{fragile_postgres.url}/postgres"
     fragile_postgres.stall()
     _, findings = doctor.examine(settings.Settings(store=settings.Store(data_dir=str(tmp_path), url=url)))
-    assert {"severity": "fatal", "text": f"the database {url} has not answered for 1.5 s."} in findings
+    text = f"the database {url} of store.url (PENSTOCK_STORE__URL) has not answered for 1.5 s."
+    assert {"severity": "fatal", "text": text} in findings
+
+
+def test_doctor_names_the_setting_of_a_database_that_cannot_be_opened_and_no_password(tmp_path, postgres_server):
+    url = f"{postgres_server}/nowhere?password=s3cret"
+    facts, findings = doctor.examine(settings.Settings(store=settings.Store(data_dir=str(tmp_path), url=url)))
+    (text,) = [each["text"] for each in findings if each["severity"] == "fatal"]
+    assert text.endswith('of store.url (PENSTOCK_STORE__URL) cannot be opened: database "nowhere" does not exist.')
+    assert facts["store"] == f"{postgres_server}/nowhere?password=***"
+    assert "s3cret" not in text
 
 
 def test_doctor_says_how_long_an_engine_has_said_nothing(tmp_path, monkeypatch):

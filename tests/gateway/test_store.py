@@ -385,17 +385,27 @@ async def test_gateways_that_start_together_on_an_empty_database_make_one_store(
         assert directory.policy("gold").version == directory.policy("default").version == 1
 
 
+URL = r"store\.url \(PENSTOCK_STORE__URL\)"
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"data_dir": "{tmp}/file/data"}, "the data directory .* cannot be written: Not a directory"),
-        ({"url": "mysql://host/db"}, "store.url names mysql, but only postgresql"),
-        ({"url": "no url at all"}, "store.url is no database URL"),
-        ({"url": "postgresql://user:a@b:/secret@127.0.0.1/db"}, "store.url is no database URL.* PGPASSWORD"),
+        ({"url": "mysql://user:secret@host/db"}, f"{URL} names mysql, but only postgresql"),
+        ({"url": "no url at all"}, f"{URL} is no database URL"),
+        ({"url": "postgresql://user:a@b:/secret@127.0.0.1/db"}, f"{URL} is no database URL.* PGPASSWORD"),
+        ({"url": "postgresql://user:a@secret@127.0.0.1/db"}, f"{URL} is no database URL.* PGPASSWORD"),
+        ({"url": "postgresql://user:secret@127.0.0.1/db?port=54x2"}, f"{URL} is no database URL"),
         (
             {"url": "postgresql://user:secret@127.0.0.1:1/db"},
-            r"the database postgresql\+asyncpg://user:\*\*\*@127.0.0.1:1/db",
+            rf"the database postgresql\+asyncpg://user:\*\*\*@127.0.0.1:1/db of {URL} cannot be opened: .*111",
         ),
+        (
+            {"url": "postgresql://127.0.0.1:1/db?user=me&password=secret"},
+            rf"the database postgresql\+asyncpg://127.0.0.1:1/db\?password=\*\*\*&user=me of {URL} cannot be opened",
+        ),
+        ({"url": "postgresql://127.0.0.1:1/db?pool=9"}, f"of {URL} cannot be opened: .* unexpected .* 'pool'"),
     ],
 )
 async def test_a_store_that_cannot_be_opened_says_why_in_a_sentence(tmp_path, changes, sentence):
