@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from gateway.clock import Clock
 from policies import settings
@@ -26,6 +27,8 @@ MAX_BATCHES = 4
 """Round trips under way at once, each on its own connection."""
 MAX_WAITING = 10_000
 """Calls that wait for one of those; what comes beyond is told that Redis is away."""
+SETTING = "redis.url (PENSTOCK_REDIS__URL)"
+"""By both its names, as it may come from either."""
 NOT_NOW = ("BUSY ", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "TRYAGAIN")
 """How refusals begin that are about Redis's own state rather than about the command."""
 
@@ -105,10 +108,18 @@ class Redis:
             OSError,
         )
         self._forbidden: type[Exception] = exceptions.NoPermissionError
-        self._unanswered: tuple[type[Exception], ...] = (*self._away, self._forbidden)
-        """Why a whole batch is: it may forbid what begins a connection."""
+        self._unanswered: tuple[type[Exception], ...] = (*self._away, exceptions.ResponseError)
+        """Why a whole batch is: it may forbid or refuse what begins a connection."""
         self._told: set[str] = set()
         """What it has forbidden, and the log says."""
+        try:
+            is_local = urlsplit(config.url).scheme == "unix"
+            urlsplit(config.url).port  # noqa: B018 (a password with letters such as / makes it none)
+        except ValueError:
+            raise RedisUrlError(
+                f"{SETTING} is no Redis URL, such as redis://user:password@host:6379/0; in a password %40 stands for"
+                " @, %3A for :, %2F for / and %23 for #"
+            ) from None
         try:
             # Its own timeouts and retries are off: what a call may take is one figure, and it is kept here.
             self._pool = client.ConnectionPool.from_url(
@@ -117,11 +128,15 @@ class Redis:
                 retry=Retry(NoBackoff(), 0),
                 socket_timeout=None,
                 socket_connect_timeout=None,
-                socket_keepalive=True,  # for a subscription, which nobody times
                 max_connections=4 * MAX_BATCHES,
+                **({} if is_local else {"socket_keepalive": True}),  # for a subscription, which nobody times
             )
-        except ValueError as error:
-            raise RedisUrlError(f"redis.url cannot be used: {error}") from None
+            self._pool.make_connection()  # which connects nowhere yet, and reads the options
+        except TypeError as error:
+            option = str(error).rpartition(" ")[2]
+            raise RedisUrlError(f"{SETTING} cannot be used: its option {option} is none that a Redis has") from None
+        except (ValueError, exceptions.RedisError) as error:
+            raise RedisUrlError(f"{SETTING} cannot be used: {error}") from None
         self.client = client.Redis(connection_pool=self._pool)
         """For what is no command with an answer, such as a subscription; nothing here watches over it."""
         self._prefix = config.prefix
@@ -254,7 +269,7 @@ class Redis:
     def _fail(self, reason: RedisAway, batch: Batch = ()) -> None:
         """Those who wait for a connection need not try for themselves."""
         if not self._breaker.is_open:
-            log.warning("Redis is away: %s", reason)
+            log.warning("the Redis of %s is away: %s", SETTING, reason)
         self._breaker.failed(self._clock.now())
         waiting, self._waiting = self._waiting, deque()
         _refuse((*batch, *waiting), reason)

@@ -304,7 +304,7 @@ def test_a_data_directory_that_cannot_be_written(tmp_path):
             "[server]\nprocesses = 3\n",
             "server.processes: 3 of them have nothing to share limits and keys in, because",
         ),
-        ("[server]\nport = 0\n[redis]\nurl = 'http://here'\n", "redis.url cannot be used"),
+        ("[server]\nport = 0\n[redis]\nurl = 'http://here'\n", "redis.url (PENSTOCK_REDIS__URL) cannot be used"),
         ("[server]\nport = 0\n[billing]\nwebhook_url = 'https://here/'\n", "PENSTOCK_WEBHOOK_SECRET is not"),
     ],
 )

@@ -144,9 +144,51 @@ async def test_a_redis_that_takes_no_writes_without_its_replicas_counts_as_away(
     assert not redis.is_away
 
 
-def test_a_url_of_something_else_is_one_sentence():
-    with pytest.raises(RedisUrlError, match=r"redis\.url"):
-        Redis(msgspec.structs.replace(settings.Redis(), url="http://here"), Clock())
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("http://:s3cret@here", "must specify"),
+        ("redis://here:s3cret", "is no Redis URL, such as"),
+        ("redis://:s3cret/more@here:6379/0", "%2F for /"),
+        ("redis://:s3cret@here:63x9/0", "is no Redis URL"),
+        ("redis://:s3cret@here/0?socket_timeout=s3cret", "Invalid value for 'socket_timeout'"),
+        ("redis://:s3cret@here/0?nonsense=s3cret", "its option 'nonsense' is none that a Redis has"),
+        ("rediss://:s3cret@here/0?ssl_cert_reqs=perhaps", "perhaps"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_one_sentence_that_names_the_setting_and_no_password(url, what):
+    with pytest.raises(RedisUrlError) as refused:
+        Redis(msgspec.structs.replace(settings.Redis(), url=url), Clock())
+    sentence = str(refused.value)
+    assert sentence.startswith("redis.url (PENSTOCK_REDIS__URL) ")
+    assert what in sentence
+    assert "s3cret" not in sentence
+    assert "\n" not in sentence
+
+
+async def test_a_redis_may_be_on_a_socket_of_this_machine(redis_server, tmp_path):
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while said := await reader.read(1 << 16):
+            writer.write(said)
+        writer.close()
+
+    async def beside(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        other = await asyncio.open_connection("127.0.0.1", redis_server.port)
+        await asyncio.gather(carry(reader, other[1]), carry(other[0], writer))
+
+    async with await asyncio.start_unix_server(beside, tmp_path / "socket"):
+        redis = Redis(settings.Redis(url=f"unix://{tmp_path}/socket", timeout_ms=PATIENT_MS), Clock())
+        assert await redis.call("PING")
+        await redis.close()
+
+
+async def test_a_redis_without_the_database_that_the_url_names_is_away(redis_server, caplog):
+    url = redis_server.url.removesuffix("0")
+    redis = Redis(settings.Redis(url=f"{url}999", timeout_ms=PATIENT_MS), Clock())
+    assert {type(answer) for answer in await outcomes(redis.call("PING"), redis.call("PING"))} == {RedisAway}
+    await redis.close()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == "the Redis of redis.url (PENSTOCK_REDIS__URL) is away: DB index is out of range"
 
 
 def test_while_the_breaker_is_open_one_call_passes_in_each_period():
