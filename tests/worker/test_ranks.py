@@ -13,6 +13,7 @@ import pytest
 from tests.worker.peer import PATIENCE_S
 from worker.parallel import ranks as module
 from worker.parallel.control import Loaded, Meet
+from worker.parallel.duty import PARTED
 from worker.parallel.ranks import RankEnded, Ranks
 
 RANK = """
@@ -81,6 +82,15 @@ def test_a_rank_that_was_killed_is_named_and_not_one_that_misses_it(two):
     assert told(lost) == ["rank 2 ended with signal 9"]
 
 
+def test_a_rank_that_ended_for_a_reason_of_its_own_is_named_and_not_one_that_misses_it(two):
+    lost: list[Exception] = []
+    end(two, 1, 1)
+    end(two, 0, PARTED)
+    two.watch(lost.append)
+    two.leave()
+    assert told(lost) == ["rank 2 ended with exit status 1"]
+
+
 def test_a_rank_that_ends_by_itself_is_named_with_its_exit_status(two):
     lost: list[Exception] = []
     end(two, 0, 3)
@@ -97,6 +107,20 @@ def test_a_rank_that_is_gone_is_named_while_others_have_not_spoken():
         os.kill(ranks.pids[1], signal.SIGKILL)
         with pytest.raises(RankEnded, match=r"^rank 2 ended with signal 9$"):
             ranks.hear(Loaded)
+
+
+def test_a_rank_that_ends_for_want_of_another_says_what_it_has_seen_of_that():
+    program = f"""
+import os, socket, sys
+from worker.parallel.control import Control, Parted
+Control(socket.socket(fileno=int(sys.argv[1]))).tell(Parted("Connection reset by peer"))
+os._exit({PARTED})
+"""
+    with (
+        contextlib.closing(Ranks(2, lambda _, *files: [sys.executable, "-c", program, str(files[0])])) as ranks,
+        pytest.raises(RankEnded, match=r"^rank 1 has lost the others: Connection reset by peer$"),
+    ):
+        ranks.hear(Loaded)
 
 
 def test_ranks_that_end_because_they_are_left_are_not_lost(two):

@@ -1,7 +1,7 @@
 """``python -m worker.parallel DUTY``: a rank that is not 0. Only a worker starts it.
 
 Exit status: 0 when rank 0 is gone, however it went; 2 when it cannot start, which rank 0 is told the reason of; 3, with
-a traceback, when ranks parted in the middle of a step.
+a traceback, when a step broke off here; 4 when it did for want of another rank, which rank 0 is told.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import threading
 import msgspec
 
 from worker.lines import log_to_stderr
-from worker.parallel.control import Begin, Control, Failed, Loaded, Meet, Room
-from worker.parallel.duty import Duty
+from worker.parallel.control import Begin, Control, Failed, Loaded, Meet, Parted, Room
+from worker.parallel.duty import PARTED, Duty
 from worker.process import NICENESS, end_with_parent, freeze_objects, importing, leave_with, prepare
 
 CANNOT_START, BROKEN = 2, 3
@@ -53,7 +53,7 @@ def _compute(duty: Duty, control: Control) -> int:
         from worker.loading import load_model
         from worker.models import ModelError
         from worker.parallel.adapters import Shelf, read_beside
-        from worker.parallel.link import ProcessLink, store
+        from worker.parallel.link import LinkBroken, ProcessLink, store
         from worker.parallel.rank import Rank, layout_of, serve
         from worker.room import room, rooms_apart
 
@@ -72,6 +72,9 @@ def _compute(duty: Duty, control: Control) -> int:
         if not isinstance(begin, Begin):
             return 0
         rank = Rank(model, engine, begin.num_blocks, begin.num_windowed_blocks, link)
+    except LinkBroken as error:
+        control.tell(Parted(str(error)))
+        return PARTED
     except ModelError as error:
         control.tell(Failed(str(error)))
         return CANNOT_START
@@ -86,6 +89,9 @@ def _compute(duty: Duty, control: Control) -> int:
     freeze_objects()
     try:
         serve(control, rank, shelf)
+    except LinkBroken as error:
+        control.tell(Parted(str(error)))
+        return PARTED
     except Exception:
         log.exception("a step failed")
         return BROKEN

@@ -83,6 +83,12 @@ class Unable(Message, frozen=True):
     is_out_of_memory: bool
 
 
+class Parted(Message, frozen=True):
+    """This rank ends, for want of another one; what it has seen of that, in one line."""
+
+    reason: str
+
+
 class Kept(Message, frozen=True):
     """This rank has its part of the adapter that it was told to read."""
 
@@ -97,7 +103,7 @@ class Refused(Message, frozen=True):
     reason: str
 
 
-Any = Meet | Begin | Step | Read | Loaded | Room | Failed | Unable | Kept | Refused
+Any = Meet | Begin | Step | Read | Loaded | Room | Failed | Unable | Parted | Kept | Refused
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Any).decode

@@ -8,6 +8,9 @@ import msgspec
 
 from policies.settings import WorkerSettings
 
+PARTED = 4
+"""The exit status of a rank that ends for want of another one."""
+
 
 class Duty(msgspec.Struct, frozen=True):
     """As JSON, for ``python -m worker.parallel``."""

@@ -6,10 +6,11 @@ and from which device; it has not been measured yet, which takes two devices.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from datetime import timedelta
 
 import torch
@@ -18,12 +19,29 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C._distributed_c10d import Store, TCPStore
 
+from worker.device import is_out_of_memory
 from worker.models import Layout
 
 HOST = "127.0.0.1"
 """All ranks are on one machine."""
 PATIENCE = timedelta(minutes=10)
 """A rank waits so long for another in the middle of a step; the gateway loses its patience earlier."""
+
+
+class LinkBroken(RuntimeError):
+    """Another rank is gone, or what leads to it, in the middle of what all do together; what torch.distributed says of
+    it, one line."""
+
+
+@contextlib.contextmanager
+def _together() -> Iterator[None]:
+    """Raises LinkBroken; that this rank has no memory for it is nobody else's fault, and stays as it is."""
+    try:
+        yield
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        raise LinkBroken(str(error).strip().partition("\n")[0]) from error
 
 
 def store(port: int = 0, num_ranks: int | None = None) -> TCPStore:
@@ -48,7 +66,7 @@ def keep_to_this_machine(environ: MutableMapping[str, str]) -> None:
 
 
 class ProcessLink:
-    """One rank's end of it. Calls are made in the same order on all ranks of a group."""
+    """One rank's end of it. Calls are made in the same order on all ranks of a group. Each may raise LinkBroken."""
 
     def __init__(
         self,
@@ -98,7 +116,8 @@ class ProcessLink:
     def sum(self, x: Tensor) -> Tensor:
         """See Link."""
         if self._group is not None:
-            dist.all_reduce(x, group=self._group)
+            with _together():
+                dist.all_reduce(x, group=self._group)
         self.num_calls += 1
         return x
 
@@ -110,24 +129,28 @@ class ProcessLink:
         # A collective moves pieces of one size.
         own = F.pad(columns, (0, max(widths) - columns.shape[1])).contiguous()
         if not self._is_leader:
-            dist.gather(own, None, group=self._group, group_dst=0)
+            with _together():
+                dist.gather(own, None, group=self._group, group_dst=0)
             self.num_calls += 1
             return columns.new_empty((0, sum(widths)))
         pieces = [torch.empty_like(own) for _ in widths]
-        dist.gather(own, pieces, group=self._group, group_dst=0)
+        with _together():
+            dist.gather(own, pieces, group=self._group, group_dst=0)
         self.num_calls += 1
         return torch.cat([piece[:, :size] for piece, size in zip(pieces, widths, strict=True)], 1)
 
     def send(self, x: Tensor) -> None:
         """See Link. Returns at once, so that this stage can go on with what comes next."""
         x = x.contiguous()
-        self._on_the_way.append((dist.isend(x, self._next, self._pairs[self._rank]), x))
+        with _together():
+            self._on_the_way.append((dist.isend(x, self._next, self._pairs[self._rank]), x))
         self.num_calls += 1
 
     def receive(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """See Link."""
         x = torch.empty(shape, dtype=dtype, device=device)
-        dist.recv(x, self._previous, self._pairs[self._previous])
+        with _together():
+            dist.recv(x, self._previous, self._pairs[self._previous])
         self.num_calls += 1
         return x
 
@@ -145,15 +168,17 @@ class ProcessLink:
 
     def meet(self) -> None:
         """``settle`` then waits for all ranks of the model."""
-        dist.all_reduce(torch.zeros(1, device=self._device))
+        with _together():
+            dist.all_reduce(torch.zeros(1, device=self._device))
 
     def settle(self) -> None:
         """Waits until all that was sent is on its way and its memory may be used again, and the others have taken part
         in all that came before.
         """
-        for work, _ in self._on_the_way:
-            if work is not None:
-                work.wait()
+        with _together():
+            for work, _ in self._on_the_way:
+                if work is not None:
+                    work.wait()
         self._on_the_way.clear()
         if self._device.type == "cuda":
             # There calls only queue up, and the host is at the end of a step before the others have begun it: what

@@ -14,7 +14,7 @@ from worker.inputs import Span
 from worker.models import Decoder, Layout
 from worker.parallel.adapters import Shelf
 from worker.parallel.control import Control, Step, Unable
-from worker.parallel.link import ProcessLink
+from worker.parallel.link import LinkBroken, ProcessLink
 from worker.parallel.plan import LEAST_PART_TOKENS, Companion, Copy, decoded, in_parts
 from worker.runner import Runner
 
@@ -56,7 +56,8 @@ class Rank:
         ``companions``: of blocks that have got others, or lost them, since the step before.
 
         Where this rank cannot compute, it tells so and then does what the others wait for, so that all of them come to
-        the step's end; whoever sees it there can know of every rank that could not.
+        the step's end; whoever sees it there can know of every rank that could not. Raises LinkBroken where another
+        rank is gone.
         """
         with torch.inference_mode():
             for pool, source, target in copies:
@@ -73,7 +74,7 @@ class Rank:
                 try:
                     logits.append(self.runner.forward(part))
                     continue
-                except AssertionError:
+                except (AssertionError, LinkBroken):
                     raise
                 except Exception as error:
                     unable = _unable(error)
@@ -96,7 +97,7 @@ def _unable(error: Exception) -> Unable:
 
 
 def serve(control: Control, rank: Rank, shelf: Shelf) -> None:
-    """A rank that is not 0: steps as they are told, until rank 0 is gone."""
+    """A rank that is not 0: steps as they are told, until rank 0 is gone. Raises LinkBroken where another one is."""
     while (message := control.hear()) is not None:
         assert isinstance(message, Step), message
         shelf.drop(message.gone)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from worker.models import ModelError
-from worker.parallel.control import Any, Control, Failed, Kept, Read, Refused, Unable
+from worker.parallel.control import Any, Control, Failed, Kept, Parted, Read, Refused, Unable
+from worker.parallel.duty import PARTED
 
 LAST_WORDS_S = 2.0
 """Between the end of a rank's socket and that of its process."""
@@ -176,15 +177,20 @@ class Ranks:
         lost(self._fault(place, last))
 
     def _first_to_end(self, ended: list[int]) -> int:
-        """Who was killed, if anybody: whoever misses another rank ends by itself, and may be heard of earlier."""
+        """Who was killed, if anybody, or ended for a reason of its own: whoever misses another rank ends by itself, and
+        may be heard of earlier."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._processes[ended[0]].wait(LAST_WORDS_S)
-        killed = [place for place, process in enumerate(self._processes) if (process.poll() or 0) < 0]
-        return (killed or ended)[0]
+        ends = {place: status for place, each in enumerate(self._processes) if (status := each.poll()) is not None}
+        killed = [place for place, status in ends.items() if status < 0]
+        others = [place for place in (*ended, *ends) if ends.get(place) != PARTED]
+        return (killed or others or ended)[0]
 
     def _fault(self, place: int, last: Any | None) -> ModelError | RankEnded:
         if isinstance(last, Failed):
             return ModelError(f"rank {place + 1}: {last.reason}")
+        if isinstance(last, Parted):
+            return RankEnded(f"rank {place + 1} has lost the others: {last.reason}")
         try:
             status = self._processes[place].wait(LAST_WORDS_S)
         except subprocess.TimeoutExpired:
