@@ -256,6 +256,20 @@ def test_a_rank_that_dies_is_named_while_rank_0_still_loads(source, monkeypatch)
     assert [str(fault) for fault in lost] == ["rank 1 ended with signal 9"]
 
 
+def test_a_rank_that_is_stopped_in_the_middle_of_a_step_is_named_and_all_end(source):
+    with WorkerProcess(source, tensor_parallel=2, pipeline_parallel=2) as worker, worker.connect() as gateway:
+        others = others_of(worker)
+        gateway.submit("a", PROMPT, 100)
+        gateway.next(wire.StepOutput)
+        ranks = Watched(others)
+        os.kill(others[1], signal.SIGSTOP)
+        assert gateway.is_closed_by_worker()
+        assert worker.exit_status() == 3
+        assert ranks.end()
+        (said,) = [line for line in worker.lines if " info " not in line]
+        assert said.endswith("rank 2 is stopped (SIGSTOP), and was not continued within 10 s")
+
+
 def test_an_idle_worker_notices_that_a_rank_is_gone_and_leaves_no_other(source):
     with WorkerProcess(source, tensor_parallel=2, pipeline_parallel=2) as worker:
         first, *left = others_of(worker)

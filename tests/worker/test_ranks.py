@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.worker.peer import PATIENCE_S
 from worker.parallel import ranks as module
 from worker.parallel.control import Loaded, Meet
 from worker.parallel.duty import PARTED
-from worker.parallel.ranks import RankEnded, Ranks
+from worker.parallel.ranks import NUM_LOOKS, RankEnded, Ranks, Standing
 
 RANK = """
 import os, socket, sys
@@ -51,6 +52,16 @@ def end(ranks: Ranks, place: int, status: int) -> None:
 def _gone(ranks: Ranks, place: int) -> None:
     """Until it has ended, whoever is to hear of it. The interpreter's lock is kept, so no other thread goes on."""
     ctypes.PyDLL(None).waitid(os.P_PID, ranks.pids[place], ctypes.create_string_buffer(128), os.WEXITED | os.WNOWAIT)
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def go_on(pid: int) -> None:
+    os.kill(pid, signal.SIGCONT)
+    os.waitid(os.P_PID, pid, os.WCONTINUED)
 
 
 def told(lost: list[Exception]) -> list[str]:
@@ -128,3 +139,36 @@ def test_ranks_that_end_because_they_are_left_are_not_lost(two):
     two.watch(lost.append)
     two.close()
     assert not lost
+
+
+def test_a_rank_that_is_stopped_is_named(two, monkeypatch):
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    stop(two.pids[1])
+    lost: list[Exception] = []
+    is_told = threading.Event()
+    two.watch(lambda fault: (lost.append(fault), is_told.set()))
+    assert is_told.wait(PATIENCE_S)
+    two.leave()
+    assert told(lost) == ["rank 2 is stopped (SIGSTOP), and was not continued within 0.1 s"]
+    os.kill(two.pids[1], signal.SIGKILL)
+
+
+def test_a_rank_that_is_stopped_is_named_while_others_are_waited_for(monkeypatch):
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    with contextlib.closing(Ranks(3, lambda _, *files: [sys.executable, "-c", SILENT, str(files[0])])) as ranks:
+        stop(ranks.pids[0])
+        with pytest.raises(RankEnded, match=r"^rank 1 is stopped"):
+            ranks.hear(Loaded)
+        os.kill(ranks.pids[0], signal.SIGKILL)
+
+
+def test_a_rank_that_goes_on_in_time_is_not_lost(two):
+    standing = Standing(two.pids)
+    for pid in two.pids:
+        stop(pid)
+        assert [standing.look() for _ in range(NUM_LOOKS - 1)] == [None] * (NUM_LOOKS - 1)
+        go_on(pid)
+        assert standing.look() is None
+    stop(two.pids[1])
+    assert [standing.look() for _ in range(NUM_LOOKS)] == [*[None] * (NUM_LOOKS - 1), 1]
+    go_on(two.pids[1])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -18,6 +20,9 @@ LAST_WORDS_S = 2.0
 """Between the end of a rank's socket and that of its process."""
 FAREWELL_S = 5.0
 """A rank that has been left so long and is still there is killed."""
+LOOK_S, NUM_LOOKS = 1.0, 10
+"""A rank that is stopped (SIGSTOP) at so many looks on end, so far apart, is as good as gone: the others wait for it.
+Looks are counted, and not seconds, since whoever stopped all of them may let rank 0 go on a moment earlier."""
 
 Kind = TypeVar("Kind")
 Command = Callable[[int, int, int], Sequence[str]]
@@ -26,10 +31,38 @@ them."""
 
 
 class RankEnded(Exception):
-    """A rank is gone and has not said why; which and how, in one sentence."""
+    """A rank is gone and has not said why, or it is stopped; which and how, in one sentence."""
 
 
 Lost = Callable[[ModelError | RankEnded], None]
+
+
+class Standing:
+    """Which of these processes, children of this one, has been stopped for long; only Linux tells."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids, self._num_looks = pids, [0] * len(pids)
+
+    def look(self) -> int | None:
+        """Its place, where one has been stopped at each of the last NUM_LOOKS looks."""
+        for place, pid in enumerate(self._pids):
+            self._num_looks[place] = self._num_looks[place] + 1 if _is_stopped(pid) else 0
+            if self._num_looks[place] >= NUM_LOOKS:
+                return place
+        return None
+
+
+def _is_stopped(pid: int) -> bool:
+    if sys.platform != "linux":
+        return False
+    try:
+        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # it has ended
+        return False
+
+
+def _stopped(place: int) -> RankEnded:
+    return RankEnded(f"rank {place + 1} is stopped (SIGSTOP), and was not continued within {NUM_LOOKS * LOOK_S:g} s")
 
 
 class Ranks:
@@ -65,13 +98,17 @@ class Ranks:
             control.tell(message)
 
     def hear(self, kind: type[Kind]) -> list[Kind]:
-        """One message of each. Raises ModelError where one cannot start, RankEnded where one is gone, whomever the
-        others keep waiting.
+        """One message of each. Raises ModelError where one cannot start, RankEnded where one is gone or stopped,
+        whomever the others keep waiting.
         """
         heard: dict[int, Kind] = {}
         poll, places = self._polled(select.POLLIN)
+        standing = Standing(self.pids)
         while len(heard) < len(self._controls):
-            for number, _ in poll.poll():
+            ready = poll.poll(LOOK_S * 1e3)
+            if not ready and (stopped := standing.look()) is not None:
+                raise _stopped(stopped)
+            for number, _ in ready:
                 message = self._controls[place := places[number]].hear()
                 if not isinstance(message, kind):
                     first = self._first_to_end([place])
@@ -106,8 +143,8 @@ class Ranks:
         return heard
 
     def watch(self, lost: Lost) -> None:
-        """From now on ``lost`` is called, on another thread and once, when one of them ends before ``close``; with what
-        ``hear`` would raise. What is still heard is ``unable`` alone."""
+        """From now on ``lost`` is called, on another thread and once, when one of them ends before ``close``, or is
+        stopped; with what ``hear`` would raise. What is still heard is ``unable`` alone."""
         leaving, left = socket.socketpair()
         self._watch = threading.Thread(target=self._wait, args=(lost, left), name="ranks", daemon=True), leaving
         self._watch[0].start()
@@ -165,9 +202,13 @@ class Ranks:
     def _wait(self, lost: Lost, left: socket.socket) -> None:
         poll, places = self._polled(0)  # nothing but their ends
         poll.register(left, select.POLLIN)
+        standing = Standing(self.pids)
         with left:
+            while not (ready := poll.poll(LOOK_S * 1e3)):
+                if (stopped := standing.look()) is not None:
+                    return lost(_stopped(stopped))
             # One that has ended is told of also where this process leaves already: for want of it, perhaps.
-            ended = [places[number] for number, _ in poll.poll() if number in places]
+            ended = [places[number] for number, _ in ready if number in places]
         if not ended:
             return
         place = self._first_to_end(ended)
