@@ -110,11 +110,13 @@ class ChatTemplate:
         try:
             tree = _environment.parse(source)
             self._template = _environment.from_string(source, globals=dict(variables))
+            # A rendering copies these, and a plain dict copies faster than the chain of two that Jinja makes.
+            self._template.globals = dict(self._template.globals)
+            self._straight = straight(tree, _environment, self._template.globals)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateInvalid(f"the chat template is not valid: line {error.lineno}: {error.message}") from None
-        # A rendering copies these, and a plain dict copies faster than the chain of two that Jinja makes.
-        self._template.globals = dict(self._template.globals)
-        self._straight = straight(tree, _environment, self._template.globals)
+        except Exception as error:  # what is too deep, or too long, for Jinja or for Python
+            raise TemplateInvalid(f"the chat template cannot be compiled: {str(error)[:200]}") from None
         self.source = source
         # Templates written before the role existed would refuse it, or drop the message in silence.
         self.knows_developer = "developer" in source

@@ -229,6 +229,24 @@ def test_a_template_that_is_no_jinja_is_refused_when_the_model_is_loaded(tmp_pat
         Text.load(model_directory(tmp_path, template="{{ "))
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in messages %}" * 25 + "{% endfor %}" * 25,
+        "{% if messages %}" * 150 + "{% endif %}" * 150,
+        "{{ " + "(" * 1000 + "1" + ")" * 1000 + " }}",
+        "{{ messages" + "|first" * 3000 + " }}",
+        "{{ " + "9" * 5000 + " }}",
+        "{% macro m(a, a) %}{% endmacro %}",
+    ],
+    ids=["loops", "conditions", "brackets", "filters", "digits", "two of one name"],
+)
+def test_a_template_that_is_too_much_for_python_is_refused_likewise(tmp_path, template):
+    with pytest.raises(TextInvalid, match="the chat template cannot be compiled: ") as refusal:
+        Text.load(model_directory(tmp_path, template=template))
+    assert str(refusal.value).isprintable()
+
+
 def test_a_tool_template_is_used_for_requests_with_tools(tmp_path):
     templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
     text = Text.load(model_directory(tmp_path, template=None, chat_template=templates))
