@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from hashlib import blake2b
@@ -18,16 +19,21 @@ from typing import Any
 
 import jinja2
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import LoopContext, Macro
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.text.straight import DICT_NAMES, straight
 
 MAX_RENDERED_CHARS = 64 << 20
 """Four times the largest body that the default settings let in."""
+MAX_RENDER_S = 5.0
+"""Of a processor, for one conversation."""
+BLOCKS_AT_ONCE = 256
+"""So many blocks are rendered between two looks at the time."""
 SHORT_ID_CHARS = 9
 
 _LOOP_NAMES = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
@@ -56,9 +62,38 @@ class _Generation(Extension):
         return caller()
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Refuses products that would not fit into memory, on top of what the sandbox refuses by itself."""
+class _Context(Context):
+    """One rendering, which takes no longer than it may."""
 
+    num_blocks = 0
+    ends_at = 0.0
+    """By the thread's own clock; 0: it has only begun."""
+
+    def enter(self) -> None:
+        """A block begins: a turn of a loop, what is under a condition, or a macro. Raises TemplateFailure."""
+        self.num_blocks += 1
+        if self.num_blocks % BLOCKS_AT_ONCE == 0:
+            now = time.thread_time()
+            self.ends_at = self.ends_at or now + MAX_RENDER_S
+            if now > self.ends_at:
+                raise TemplateFailure("it takes too long")
+
+
+class _Bounded(CodeGenerator):
+    """Jinja's compiler, whose functions tell their context of each block."""
+
+    def blockvisit(self, nodes: Iterable[nodes.Node], frame: Frame) -> None:
+        """Writes one."""
+        self.writeline("context.enter()")
+        super().blockvisit(nodes, frame)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Refuses products that would not fit into memory, and work without an end, on top of what the sandbox refuses by
+    itself."""
+
+    context_class = _Context
+    code_generator_class = _Bounded
     intercepted_binops = frozenset(("*", "**"))
 
     def getattr(self, obj: Any, attribute: str) -> Any:

@@ -214,6 +214,22 @@ def test_what_goes_wrong_in_a_template_is_a_failure_of_the_request(template):
         rendered(template, [USER])
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}"
+        "{% endfor %}",
+        "{% for a in [1] recursive %}{% if loop.depth < 60 %}{{ loop([1, 1]) }}{% endif %}{% endfor %}",
+    ],
+    ids=["macros", "loops", "a loop in itself"],
+)
+def test_work_without_an_end_is_given_up(monkeypatch, template):
+    monkeypatch.setattr("gateway.text.template.MAX_RENDER_S", 0.1)
+    with pytest.raises(TemplateFailure, match="it takes too long"):
+        rendered(template, [USER])
+
+
 def test_deep_values_do_not_break_it():
     deep: list = []
     for _ in range(100_000):
