@@ -12,6 +12,8 @@ FinishReason = Literal["stop", "length", "content_filter", "error", "cancelled"]
 or because nobody wants it any more."""
 ANSWERED = frozenset(("stop", "length", "content_filter"))
 """What was said until then is an answer."""
+MAX_VOCABULARY = 1 << 22
+"""Tokens; four times as many as any published model has."""
 
 
 def printable(text: str) -> str:

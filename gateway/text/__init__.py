@@ -81,12 +81,13 @@ class Text:
         """
         # One prompt at a time is encoded, so the library's own threads would only cost.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        tokenizer, variables, sources = files.read(place)
-        try:
-            templates = {name: ChatTemplate(source, variables) for name, source in sources.items()}
-        except TemplateInvalid as error:
-            raise TextInvalid(f"{place}: {error}") from None
-        return cls(tokenizer, templates, limits, calls, thinking)
+        with files.sound(place):
+            tokenizer, variables, sources = files.read(place)
+            try:
+                templates = {name: ChatTemplate(source, variables) for name, source in sources.items()}
+            except TemplateInvalid as error:
+                raise TextInvalid(f"{place}: {error}") from None
+            return cls(tokenizer, templates, limits, calls, thinking)
 
     @property
     def template(self) -> str:

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
+from policies.terms import MAX_VOCABULARY
+
 _SAMPLES = (
     'The quick brown fox, 3.14 times;\n\tit\'s "fine".',
     "  leading and  double spaces ",
@@ -184,6 +186,8 @@ def _table(tokenizer: Tokenizer, names: dict[int, bytes], specials: frozenset[in
         return None, False
     table = [b""] * tokenizer.get_vocab_size(with_added_tokens=True)
     for token, token_id in tokenizer.get_vocab(with_added_tokens=True).items():
+        if token_id >= MAX_VOCABULARY:
+            raise ValueError(f"a token of it has the id {token_id}, as none of any vocabulary has")
         if token_id >= len(table):  # ids may have gaps
             table += [b""] * (token_id + 1 - len(table))
         if token_id not in specials:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,28 @@ from tokenizers import Tokenizer
 
 from gateway.text.gguf import Described, described
 from policies.gguf import GgufInvalid
+from policies.terms import printable
 from sources import content
 
 
 class TextInvalid(ValueError):
     """A model's tokenizer or template cannot be used; the message is one sentence for the operator."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(printable(sentence))
+
+
+@contextmanager
+def sound(place: Path) -> Iterator[None]:
+    """What goes wrong with this model's text meanwhile is a TextInvalid. The tokenizers' library raises nothing
+    narrower than Exception, and where it panics not even that."""
+    try:
+        yield
+    except (TextInvalid, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        reason = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise TextInvalid(f"the tokenizer of {place} cannot be used: {reason}") from None
 
 
 def read(place: Path) -> Described:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
 from collections.abc import Awaitable
@@ -209,6 +210,24 @@ def test_a_broken_directory_is_one_sentence(tmp_path, name, content, said):
     with pytest.raises(TextInvalid, match=said) as broken:
         Text.load(tmp_path)
     assert "\n" not in str(broken.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "Precompiled: "),
+        ({"normalizer": {"type": "Prepend", "prepend": ""}}, "index out of bounds: "),
+        ({"model": {"type": "WordLevel", "unk_token": "?", "vocab": {"a": 0}}}, "WordLevel error: Missing "),
+        ({"model": {"type": "BPE", "vocab": {"a": 2**32 - 1}, "merges": []}}, "a token of it has the id 4294967295"),
+    ],
+    ids=["its library panics", "its library panics later", "nothing for what is unknown", "an id beyond all"],
+)
+def test_a_tokenizer_that_cannot_work_is_one_sentence(tmp_path, changes, said):
+    path = model_directory(tmp_path) / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(TextInvalid, match=f"the tokenizer of .* cannot be used: {said}") as broken:
+        Text.load(tmp_path)
+    assert str(broken.value).isprintable()
 
 
 def test_a_pipe_in_place_of_a_file_is_one_sentence(tmp_path):

@@ -9,9 +9,11 @@ from llguidance import LLMatcher
 
 from policies import wire
 from policies.grammar import spelled
+from tests.gateway.texts import byte_level
 from tests.worker.guided import EOS, VOCAB_SIZE, Guided, guided_model
 from worker.grammar import ahead, places
 from worker.grammar.ahead import look_ahead
+from worker.grammar.errors import NoVocabulary
 from worker.grammar.lengths import Counted
 from worker.grammar.nodes import NONE, KeptMasks
 from worker.grammar.places import places_of
@@ -108,3 +110,11 @@ def test_answers_are_the_same_whether_a_grammar_was_looked_through_or_not(path, 
     assert told[0] == told[1]
     # How many are made beside depends on who came to a place first.
     assert num_made[0] < 0.75 * num_made[1]
+
+
+def test_a_vocabulary_with_an_id_beyond_all_is_given_up_before_it_is_laid_out(tmp_path):
+    description = json.loads(byte_level().to_str())
+    description["model"]["vocab"]["far away"] = 2**32 - 1
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    with pytest.raises(NoVocabulary, match="cannot be read for grammars: a token of it has the id 4294967295"):
+        read_vocabulary(tmp_path, VOCAB_SIZE, [EOS])

@@ -17,6 +17,7 @@ from typing import Any
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from policies.gguf import GgufInvalid, Header, parse
+from policies.terms import MAX_VOCABULARY
 from sources import content
 from worker.grammar.errors import NoVocabulary
 
@@ -40,6 +41,8 @@ def read_vocabulary(path: Path, num_logits: int, eos_token_ids: Iterable[int]) -
         text = content(path / "tokenizer.json").decode()
         description = json.loads(text)
         num_tokens = max((num_logits, *(token_id + 1 for token_id in _ids(description)), *(end + 1 for end in ends)))
+        if num_tokens > MAX_VOCABULARY:
+            raise ValueError(f"a token of it has the id {num_tokens - 1}")
         try:
             return LLTokenizer(text, n_vocab=num_tokens, eos_token=ends)
         except ValueError:
