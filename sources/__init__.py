@@ -20,14 +20,16 @@ def place_of(source: str, *more: str) -> Path:
     """
     if source == "demo":
         return demo.MODEL_DIR
-    path = Path(source).expanduser()
     try:
+        path = Path(source).expanduser()
         if path.is_dir():
             return path / (gguf_in(str(path), (file.name for file in path.iterdir())) or "")
         refuse_later_part(source)
         is_file, is_there = is_gguf(path), path.exists()
     except PermissionError as error:
         raise SourceError(f"{source} cannot be read by the user that this runs as: {error.strerror}") from None
+    except (OSError, RuntimeError) as error:  # the latter where "~NAME" is nobody's
+        raise SourceError(f"{source[:200]} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return path if is_file else _snapshot(hub_model(source, is_there), [*TEXT_FILES, *more])
 
 

@@ -243,6 +243,22 @@ def test_a_model_that_may_not_be_read_is_refused_in_a_sentence(monkeypatch):
             place_of(source)
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            "~nobody-of-this-name/model",
+            "~nobody-of-this-name/model cannot be read: Could not determine home directory.",
+        ),
+        ("m" * 5000, "m{200} cannot be read: File name too long"),
+    ],
+    ids=["a home of nobody", "too long"],
+)
+def test_a_model_whose_name_no_path_can_have_is_refused_in_a_sentence(source, said):
+    with pytest.raises(SourceError, match=f"^{said}$"):
+        place_of(source)
+
+
 def test_a_directory_with_one_gguf_is_that_file(tmp_path):
     path = write_byte_level(tmp_path / "a.gguf", byte_level("qwen2"), "qwen2")
     assert place_of(str(path)) == place_of(str(tmp_path)) == path
