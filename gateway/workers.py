@@ -173,16 +173,20 @@ class Worker:
         self._listen_for_silence(0, self._clock.now())
         self._host.joined(self)
 
-    def _listen_for_silence(self, num_heard_bytes: int, due_at: float) -> None:
+    def _listen_for_silence(self, num_heard_bytes: int, due_at: float, is_sure: bool = False) -> None:
         """Once a silence timeout: has anything come since the last look? ``due_at``: this one was to be then; where it
-        is much later, it is we who stood still (a container that is paused), and the worker with us."""
+        is much later, it is we who stood still (a container that is paused), and the worker with us. We may have stood
+        still for hardly longer than that, so before it is ``is_sure`` the worker has a moment more."""
         if self._channel is None:
             return
         num_bytes, now = self._channel.num_received_bytes, self._clock.now()
-        if num_bytes == num_heard_bytes and now < due_at + STOOD_STILL_S:
+        is_silent = num_bytes == num_heard_bytes and now < due_at + STOOD_STILL_S
+        if is_silent and is_sure:
             return self._lose(f"said nothing for {self._limits.silence_timeout_s:g} s")
-        again = self._limits.silence_timeout_s
-        self._silence = self._clock.call_later(again, lambda: self._listen_for_silence(num_bytes, now + again))
+        again = STOOD_STILL_S if is_silent else self._limits.silence_timeout_s
+        self._silence = self._clock.call_later(
+            again, lambda: self._listen_for_silence(num_bytes, now + again, is_silent)
+        )
 
     # One life after another
 

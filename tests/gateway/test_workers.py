@@ -79,8 +79,11 @@ async def test_a_gateway_that_stood_still_takes_no_worker_for_silent_that_stood_
         assert len(tokens(await answer(send(dispatch, a_submit())))) == 8
         for _ in range(3):
             clock.stand_still(2 * limits.silence_timeout_s)
+        clock.stand_still(limits.silence_timeout_s + 0.5)
         assert dispatch.workers()[0].facts is not None
         assert len(tokens(await answer(send(dispatch, a_submit())))) == 8
+        clock.advance(1.0)
+        assert dispatch.workers()[0].facts is not None
         for _ in range(2):
             clock.advance(limits.silence_timeout_s)
         assert dispatch.workers()[0].facts is None  # from the last look on it was listened to
