@@ -131,7 +131,8 @@ class Redis:
                 max_connections=4 * MAX_BATCHES,
                 **({} if is_local else {"socket_keepalive": True}),  # for a subscription, which nobody times
             )
-            self._pool.make_connection()  # which connects nowhere yet, and reads the options
+            # It connects nowhere yet, and reads the options.
+            self._pool.make_connection()  # type: ignore[no-untyped-call]
         except TypeError as error:
             option = str(error).rpartition(" ")[2]
             raise RedisUrlError(f"{SETTING} cannot be used: its option {option} is none that a Redis has") from None
