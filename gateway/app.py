@@ -182,13 +182,12 @@ async def opened(
         if redis is not None:
             stack.push_async_callback(lambda: within(ending.REDIS_S, redis.close(), "Redis"))
         rooms = await stack.enter_async_context(store.opened(config.store))
-        show(
-            await bootstrap(rooms, environ, config.policies, config.prices, config.billing.currency, config.models),
-            announce,
-        )
-        directory = await Directory.load(rooms, clock)
         recent = Recent(config.console.recent_requests)
-        ledger, spool = await stack.enter_async_context(books(config, rooms, clock, house_doors, recent))
+        with store.begun(rooms):
+            seeds = config.policies, config.prices, config.billing.currency, config.models
+            show(await bootstrap(rooms, environ, *seeds), announce)
+            directory = await Directory.load(rooms, clock)
+            ledger, spool = await stack.enter_async_context(books(config, rooms, clock, house_doors, recent))
         dispatch = Dispatch(config, clock, launcher, owner)
         stack.push_async_callback(ending.dismiss, dispatch.close)
         parts = ending.Parts()

@@ -65,7 +65,9 @@ async def serve(
         for bound in reserved:
             stack.enter_context(bound)
         async with doors.until(stop.asked), store.opened(config.store) as rooms:
-            app.show(await bootstrap(rooms, environ, config.policies, config.prices, config.billing.currency), announce)
+            seeds = config.policies, config.prices, config.billing.currency
+            with store.begun(rooms):
+                app.show(await bootstrap(rooms, environ, *seeds), announce)
         if stop.asked.is_set():
             return
         finding = asyncio.ensure_future(_that_can_be_served(config))

@@ -11,7 +11,7 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -67,6 +67,7 @@ __all__ = [
     "adapters",
     "audit_log",
     "batches",
+    "begun",
     "beside",
     "bump",
     "cause_of",
@@ -161,6 +162,18 @@ class Store:
         leaving, or changes nothing when an exception leaves it."""
         async with self.engine.begin() as connection:
             yield connection, await bump(connection)
+
+
+@contextlib.contextmanager
+def begun(rooms: Store) -> Iterator[None]:
+    """For what is read and written at a start: raises StoreError where the database cannot do that, as on a full disk,
+    or where it is a standby."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        if not is_away(error):
+            raise
+        raise StoreError(f"the {named(rooms.engine.url)} cannot be used: {cause_of(error)}") from None
 
 
 def is_away(error: SQLAlchemyError | OSError) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import PATIENCE_S
+from tests.conftest import command
 from tests.gateway.test_cli import ENVIRON, penstock
 
 WRONG = {
@@ -40,6 +42,23 @@ def test_a_start_that_its_settings_keep_from_beginning_makes_no_keys(tmp_path: P
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+async def test_a_start_beside_a_database_that_takes_no_writes_says_so(tmp_path, migrated_postgres, num_processes):
+    server, _, name = migrated_postgres.rpartition("/")
+    await command(server, f"ALTER DATABASE {name} SET default_transaction_read_only = on")  # as a standby has it
+    environ = {
+        "PENSTOCK_SERVER__PROCESSES": str(num_processes),
+        "PENSTOCK_STORE__URL": migrated_postgres,
+        "PENSTOCK_REDIS__URL": "redis://127.0.0.1:1",
+    }
+    done = await asyncio.to_thread(penstock, "serve", "--port", 0, cwd=tmp_path, **environ)
+    assert (done.returncode, done.stdout) == (2, "")
+    told = f"penstock: the database {migrated_postgres} of store.url (PENSTOCK_STORE__URL) cannot be used: "
+    assert done.stderr.startswith(told)
+    assert "read-only" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_start_that_has_nowhere_to_meet_its_workers_says_so(tmp_path: Path):
