@@ -217,13 +217,13 @@ class Upstreams:
     def _relieved(self, model: ServedModel) -> ServedModel:
         """A model of workers. One that is unloaded is loaded when it is asked for, whoever else could answer."""
         pool = self._pools.get(model.name)
-        if pool is None or model.state == "unloaded" or not pool.is_up():
+        if pool is None or model.state == "unloaded" or not pool.is_well:
             return model
         return msgspec.structs.replace(model, state="ready")
 
     def _state(self, pool: Pool) -> State:
         """That of a model that only upstreams have, or of the one here that stands in for it."""
-        if pool.is_up():
+        if pool.is_well:
             return "ready"
         stand_in = pool.local(self._dispatch.serves)
         return "failed" if stand_in is None else self._dispatch.state(stand_in)

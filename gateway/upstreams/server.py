@@ -74,6 +74,8 @@ class Server:
         self._latest_s: dict[bool, deque[float]] = {streams: deque(maxlen=NUM_LATEST) for streams in (True, False)}
         terms = known.terms
         self._breaker = Breaker(terms.breaker_failures, terms.breaker_open_s)
+        self._was_seen = False
+        """By a probe, since its breaker opened."""
         self._budget = Budget(terms.retry_share)
 
     @property
@@ -84,6 +86,12 @@ class Server:
     def admits(self) -> bool:
         """Its breaker lets a request through."""
         return self._breaker.admits(self._clock.now())
+
+    @property
+    def is_well(self) -> bool:
+        """A request is let through, and not only to find out whether it is still away: its probe says that."""
+        state = self._breaker.state(self._clock.now())
+        return state == "closed" or (self.admits and (self._was_seen or not self.known.terms.probe_s))
 
     @property
     def max_open(self) -> int:
@@ -193,6 +201,7 @@ class Server:
             self._fault()
         else:
             self._breaker = self._breaker.seen(self._clock.now())
+            self._was_seen = True
 
     def view(self) -> ServerView:
         return ServerView(
@@ -214,4 +223,5 @@ class Server:
         self._breaker = self._breaker.failed(self._clock.now())
         if self._breaker.num_openings > num_openings:
             self.num_openings += 1
+            self._was_seen = False
             log.warning("upstream %s is not asked for %.1f s: %s", self.name, self.opens_again_s, self.last_failure)

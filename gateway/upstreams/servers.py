@@ -40,6 +40,11 @@ class Servers:
         """One of them, or of those that stand in for them, may be asked."""
         return any(server.admits for server in self._every(kind))
 
+    @property
+    def is_well(self) -> bool:
+        """One of them, or of those that stand in for them, is."""
+        return any(server.is_well for server in self._every(None))
+
     def local(self, serves: Callable[[str], bool]) -> str | None:
         """The model by which workers here may answer for this one; ``serves``: they know it."""
         if self.is_overflow:

@@ -237,6 +237,11 @@ async def test_a_breaker_opens_and_closes(open_front: OpenFront, monkeypatch):
             assert front.gw.upstreams.view("far-1").state == "closed"
 
 
+def state_of_far(front: Front) -> str:
+    (state,) = [model.state for model in front.gw.upstreams.models() if model.name == "far"]
+    return state
+
+
 async def test_a_probe_sees_that_one_is_gone_and_that_it_is_back(open_front: OpenFront):
     async with elsewhere() as far:
         far.is_there = False
@@ -246,8 +251,26 @@ async def test_a_probe_sees_that_one_is_gone_and_that_it_is_back(open_front: Ope
             assert (await front.post(CHAT, ASKED))[0] == 503
             far.is_there = True
             await until(lambda: front.gw.upstreams.view("far-1").state == "half_open")
+            assert state_of_far(front) == "ready"
             assert (await streamed(front))[0] == "one two three"
             assert not [heard for heard in far.heard if heard.gone.is_set()]
+
+
+@pytest.mark.parametrize(("probe_s", "state"), [(3600.0, "failed"), (0.0, "ready")])
+async def test_one_that_may_be_tried_again_is_not_ready_before_its_probe_has_seen_it(
+    open_front: OpenFront, monkeypatch, probe_s, state
+):
+    """Where it has none, nobody but the next request finds out."""
+    async with elsewhere(fails(500)) as far:
+        terms = far.upstream(breaker_failures=1, breaker_open_s=1.0, probe_s=probe_s, max_retries=0)
+        async with open_front(upstreams=(terms,)) as front:
+            assert (await front.post(CHAT, ASKED))[0] == 502
+            assert (front.gw.upstreams.view("far-1").state, state_of_far(front)) == ("open", "failed")
+            monkeypatch.setattr(front.gw.clock, "now", lambda: time.monotonic() + 10.0)
+            assert (front.gw.upstreams.view("far-1").state, state_of_far(front)) == ("half_open", state)
+            far.always = says("there")
+            assert (await streamed(front))[0] == "there"
+            assert (front.gw.upstreams.view("far-1").state, state_of_far(front)) == ("closed", "ready")
 
 
 @pytest.mark.parametrize("status", [402, 500])
