@@ -19,7 +19,7 @@ from worker.inputs import Span
 from worker.models import Layout, Shard, fitting, load, quantized_cache, read_architecture, sources
 from worker.models.gguf import GgufFile, GgufSource, blocks
 from worker.models.importers import Mxfp4
-from worker.models.quantized_cache import QuantizingSource
+from worker.models.quantized_cache import QuantizingSource, name_of
 from worker.models.weights import Checkpoint
 from worker.runner import Runner
 
@@ -257,7 +257,7 @@ def test_a_model_s_own_files_are_read_ahead_where_matrices_still_come_from_them(
     logits(path, "int8")
     architecture = read_architecture(path)
     source = GgufSource(GgufFile(path), architecture, torch.float32, torch.device("cpu"))
-    with QuantizingSource(source, path, "int8", torch.float32, Shard.of(architecture)) as found:
+    with QuantizingSource(source, name_of(path, "int8", torch.float32, Shard.of(architecture)), "int8") as found:
         *of_cache, last = found.paths([path])
     assert (last != path) is all_are_kept
     (place,) = kept(cache)

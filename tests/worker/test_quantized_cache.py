@@ -20,7 +20,7 @@ from worker.inputs import Span
 from worker.models import Layout, ModelError, Shard, load, load_decoder, quantized_cache, read_architecture
 from worker.models.forms import Plain
 from worker.models.load import build_decoder
-from worker.models.quantized_cache import QuantizingSource
+from worker.models.quantized_cache import QuantizingSource, name_of
 from worker.models.sources import CheckpointSource
 from worker.models.weights import Checkpoint
 from worker.runner import Runner
@@ -156,12 +156,39 @@ def test_other_weights_are_found_out_where_files_are_as_large_and_as_old(cache, 
     assert torch.equal(logits(model, "int8"), fresh)
 
 
+@pytest.mark.parametrize("when", ["before they are opened", "after that"])
+def test_weights_that_come_while_files_are_opened_are_mixed_with_none_that_are_kept(
+    cache, model, tmp_path, monkeypatch, when
+):
+    file, other, of_others = model / "model.safetensors", tmp_path / "other", Checkpoint._open
+    tiny.checkpoint(other, "LlamaForCausalLM", hidden_size=64, intermediate_size=128, seed=1)
+    (other / "config.json").write_bytes((model / "config.json").read_bytes())
+    tensors = load_file(other / "model.safetensors")
+    if "lm_head.weight" not in load_file(file):
+        del tensors["lm_head.weight"]
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    first, second = logits(model, "int8"), logits(other, "int8")
+
+    def opening(files, name):
+        if when == "after that":
+            names = of_others(files, name)
+            os.replace(other / "model.safetensors", file)
+            return names
+        os.replace(other / "model.safetensors", file)
+        return of_others(files, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoint, "_open", opening)
+        assert torch.equal(logits(model, "int8"), first if when == "after that" else second)
+    assert torch.equal(logits(model, "int8"), second)
+
+
 @contextmanager
 def starting(model) -> Iterator[QuantizingSource]:
     with Checkpoint(model) as files:
         source = CheckpointSource(files, "model.", torch.float32, torch.device("cpu"))
         shard = Shard.of(read_architecture(model))
-        with QuantizingSource(source, model, "int8", torch.float32, shard) as found:
+        with QuantizingSource(source, name_of(model, "int8", torch.float32, shard), "int8") as found:
             yield found
 
 

@@ -24,7 +24,7 @@ from worker.models.importers import NOT_NEEDED, importer_of
 from worker.models.latent import LatentAttention
 from worker.models.linear import ALONE, Linear, Means, linear_by_head, linear_of
 from worker.models.quantize import quantized
-from worker.models.quantized_cache import LEAST_PARAMETERS, QuantizingSource
+from worker.models.quantized_cache import LEAST_PARAMETERS, QuantizingSource, name_of
 from worker.models.read_ahead import ReadAhead
 from worker.models.shard import Shard
 from worker.models.sources import HEAD, CheckpointSource, FileSource, ShardSource, Source
@@ -75,15 +75,19 @@ def load_decoder(
     files. Raises ModelError.
     """
     shard = shard or Shard.of(architecture)
+    is_small = architecture.num_parameters < LEAST_PARAMETERS
+    before = "" if is_small else name_of(path, quantization, dtype, shard)
 
     def build(source: FileSource, paths: list[Path], is_rounded: bool, finish: Callable[[], None]) -> Decoder:
         """``paths``: of the files; ``is_rounded``: so some matrices may be, here or where they are read."""
-        if not is_rounded or architecture.num_parameters < LEAST_PARAMETERS:
+        if not is_rounded or is_small:
             with ReadAhead(paths, room_bytes):
                 decoder = build_decoder(shard, source, dtype, device, max_model_tokens, means, quantization)
             finish()
             return decoder
-        with QuantizingSource(source, path, quantization, dtype, shard) as kept:
+        # Where somebody puts others in the files' place while they are opened, nobody knows which these are.
+        name = name_of(path, quantization, dtype, shard)
+        with QuantizingSource(source, name if name == before else "", quantization) as kept:
             with ReadAhead(kept.paths(paths), room_bytes):
                 decoder = build_decoder(shard, kept, dtype, device, max_model_tokens, means, quantization)
             finish()

@@ -55,17 +55,19 @@ class QuantizingSource(Source):
     """A Source over another, whose plain matrices are ``kind`` ("none": as they are), from the cache where it has
     them."""
 
-    def __init__(self, source: FileSource, path: Path, kind: str, dtype: torch.dtype, shard: Shard) -> None:
-        """``path``: of the model; ``dtype``: what plain matrices are in before they are rounded; ``shard``: whose parts
-        of them are asked for."""
+    def __init__(self, source: FileSource, name: str, kind: str) -> None:
+        """``name``: as ``name_of`` has it before and after the source's files are opened; where it is empty nothing is
+        read from the disk, or written there."""
         self._source, self._kind = source, kind
         self._found: Path | None = None
         self._scratch: Path | None = None
         self._sizes: _Sizes = {}
         """Of what is found, or was made so far."""
         self._place: Path | None = None
+        if not name:
+            return
         try:
-            self._place = user_cache() / _name(path, kind, dtype, shard)
+            self._place = user_cache() / name
             sizes = _whole(self._place) if self._place.exists() else None
             if sizes is not None:
                 self._found, self._sizes = self._place, sizes
@@ -217,8 +219,19 @@ def _shape_of(whole: tuple[int, int], part: Part | None) -> tuple[int, int]:
     return sum(map(len, part.rows)), whole[1] if part.columns is None else len(part.columns)
 
 
+def name_of(model: Path, kind: str, dtype: torch.dtype, shard: Shard) -> str:
+    """Of the place for a model as its files are now, which is said behind the last hyphen; empty where they cannot be
+    looked at. ``dtype``: what plain matrices are in before they are rounded; ``shard``: whose parts of them are asked
+    for."""
+    try:
+        return _name(model, kind, dtype, shard)
+    except OSError as error:
+        log.info("quantised weights are not kept on disk: %s", error)
+        return ""
+
+
 def _name(model: Path, kind: str, dtype: torch.dtype, shard: Shard) -> str:
-    """Which place this is, and after the last hyphen what is there now. Raises OSError."""
+    """Raises OSError."""
     # In the hub's cache a GGUF's parts are links to files of other names.
     parts, model = [part.resolve() for part in parts_of(model)], model.resolve()
     digest = hashlib.sha256(repr((VERSION, str(dtype))).encode())
