@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
@@ -224,11 +226,24 @@ def _joined(pieces: Iterable[array[int] | None]) -> list[int]:
 def _marks(tokenizer: Tokenizer) -> dict[str, int]:
     """The special tokens that cut a text wherever they stand, whatever stands beside them."""
     added: dict[int, AddedToken] = tokenizer.get_added_tokens_decoder()
-    contents = [token.content for token in added.values()]
+    parts = _parts([token.content for token in added.values()])
     return {
         token.content: token_id
         for token_id, token in added.items()
         if token.special
         and not (token.normalized or token.lstrip or token.rstrip or token.single_word)
-        and sum(token.content in content for content in contents) == 1
+        and token.content not in parts
     }
+
+
+def _parts(contents: Sequence[str]) -> set[str]:
+    """Those that are in another one, or there twice. Some models have tens of thousands, so they are not held against
+    each other: what is cut out of each, as long as any is, is looked up."""
+    known = Counter(contents)
+    found = {content for content, times in known.items() if times > 1}
+    lengths = sorted(set(map(len, known)))
+    for content in known:
+        for length in takewhile(len(content).__gt__, lengths):
+            cut = (content[at : at + length] for at in range(len(content) - length + 1))
+            found.update(filter(known.__contains__, cut))
+    return found

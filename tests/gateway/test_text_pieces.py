@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from demo import MODEL_DIR
 from gateway.text import pieces
-from gateway.text.pieces import Pieces
+from gateway.text.pieces import Pieces, _marks, _parts
 from gateway.text.together import Together
 
 DEMO = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
@@ -129,3 +129,18 @@ async def test_a_request_that_hangs_up_while_it_waits_to_be_read_leaves_the_othe
     gone.cancel()
     assert await stays == [[2]]
     assert gone.cancelled()
+
+
+@given(st.lists(st.text("<ab>", max_size=6), max_size=12))
+def test_what_is_a_part_of_another_special_token_is_found_as_by_holding_each_against_each(contents):
+    assert _parts(contents) == {each for each in contents if sum(each in other for other in contents) > 1}
+
+
+def test_tens_of_thousands_of_special_tokens_are_held_against_each_other_in_no_time():
+    """As models of speech have them; a start took minutes."""
+    tokenizer = Tokenizer.from_str(DEMO.to_str())
+    names = [f"<custom_token_{number}>" for number in range(30_000)]
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in (*names, "<custom", "ken_77>")])
+    marks = _marks(tokenizer).keys()
+    assert marks >= set(names)
+    assert marks.isdisjoint(("<custom", "ken_77>"))
