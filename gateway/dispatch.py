@@ -90,7 +90,8 @@ class Dispatch:
         """Each with its model's name."""
         self._resting: set[str] = set()
         """Names of workers, also of those that are not there at the moment."""
-        self._num_sockets = 0
+        self._numbers: dict[tuple[str, int], int] = {}
+        """Of sockets, by model and replica: the same whenever it is loaded, as a process that is killed leaves its."""
         self._sockets: tempfile.TemporaryDirectory[str] | None = None
         self._first: asyncio.Future[None] | None = None
         common = self._unseat_all, self._look_around
@@ -338,8 +339,8 @@ class Dispatch:
         for index in range(models[name].replicas):
             if self._sockets is None:
                 self._sockets = socket_directory()
-            address = f"unix:{self._sockets.name}/{self._num_sockets}"
-            self._num_sockets += 1
+            number = self._numbers.setdefault((name, index), len(self._numbers))
+            address = f"unix:{self._sockets.name}/{number}"
             child = child_of(name, self._config, index, address, max_kv_bytes)
             self._seat(name, child.name, address, child)
         for address in models[name].addresses:

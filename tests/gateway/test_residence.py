@@ -101,6 +101,18 @@ async def test_an_idle_model_is_unloaded_and_its_process_ends():
         assert await ask(dispatch, "a") == 5
 
 
+async def test_a_model_that_comes_and_goes_leaves_no_sockets_of_workers_that_were_killed():
+    async with serving({"a": ON_DEMAND}) as dispatch:
+        await dispatch.until_ready()
+        for _ in range(3):
+            assert await ask(dispatch, "a") == 5
+            os.kill(dispatch.ready("a").pid, signal.SIGKILL)
+            await until(lambda: dispatch.ready("a") is None)
+            await dispatch.residence.change("a", "unload")
+            await until(lambda: states(dispatch) == {"a": "unloaded"})
+        assert len(os.listdir(dispatch._sockets.name)) == 1
+
+
 async def test_a_model_in_use_is_not_idle():
     async with serving({"a": settings.Model(idle_unload_s=0.6)}, "--step-s", 0.01) as dispatch:
         await dispatch.until_ready()
