@@ -164,6 +164,20 @@ def test_a_worker_that_goes_leaves_its_name_on_no_other(console, house):
     console.wrong = [each for each in console.wrong if "404" not in each]
 
 
+def test_where_several_gateways_answer_the_workers_are_said_to_be_those_of_one(console, house):
+    page = console.page
+    console.sign_in()
+    said = page.get_by_text("2 gateways answer here: these are the workers of one of them")
+    console.open("Workers")
+    page.get_by_text("The processes that compute.").wait_for()
+    assert said.count() == 0
+    reports = [{"name": name, "queues": []} for name in ("here:1:0a", "there:1:0b")]
+    page.route(re.compile(r"/admin/v1/queues$"), lambda route: route.fulfill(json={"data": reports}))
+    console.open("Overview")
+    console.open("Workers")
+    said.wait_for()
+
+
 def workers_of(house) -> list[dict]:
     asked = urllib.request.Request(
         f"{house.url}/admin/v1/workers", headers={"authorization": f"Bearer {house.admin_key}"}

@@ -111,7 +111,7 @@ export async function open({ closing, values }) {
     }
   }
 
-  await read();
+  const [{ data: gateways }] = await Promise.all([get("queues"), read()]);
   put(list, draw());
   frame();
   await look();
@@ -124,5 +124,6 @@ export async function open({ closing, values }) {
     }
   }, 1000);
   closing(() => clearInterval(timer));
-  return page("Workers", "The processes that compute. One that is drained is given nothing new; what it has goes on elsewhere where there is room.", [], card("Workers", [], list), one);
+  const others = gateways.length > 1 ? ` ${gateways.length} gateways answer here: these are the workers of one of them, as it sees them; the overview has those of all.` : "";
+  return page("Workers", `The processes that compute. One that is drained is given nothing new; what it has goes on elsewhere where there is room.${others}`, [], card("Workers", [], list), one);
 }
