@@ -25,13 +25,15 @@ MAX_DOCUMENT_BYTES = 256 << 10
 
 
 class PolicyVersion(Versioned, frozen=True, kw_only=True):
-    """One version of a policy, which is never changed; ``created_at`` in Unix seconds, ``created_by`` a key's id."""
+    """One version of a policy, which is never changed; ``created_at`` in Unix seconds, ``created_by`` a key's id, and
+    ``created_by_name`` what it is called: empty for those of the settings."""
 
     name: str
     current: bool
     document: Policy
     created_at: int
     created_by: str
+    created_by_name: str
     note: str
 
 
@@ -170,13 +172,19 @@ def shaped(row: sa.Row[Any]) -> PolicyVersion:
         document=msgspec.json.decode(row.document, type=Policy),
         created_at=row.created_at,
         created_by=row.created_by,
+        created_by_name=row.created_by_name,
         note=row.note,
     )
 
 
 def _versions() -> sa.Select[Any]:
-    heads = store.policy_heads
-    return sa.select(store.policies, heads.c.current_version).join(heads, heads.c.name == store.policies.c.name)
+    heads, makers = store.policy_heads, store.keys
+    name = sa.func.coalesce(makers.c.name, "").label("created_by_name")
+    return (
+        sa.select(store.policies, heads.c.current_version, name)
+        .join(heads, heads.c.name == store.policies.c.name)
+        .outerjoin(makers, makers.c.id == store.policies.c.created_by)
+    )
 
 
 def _check(ask: Ask[Any, Any], document: Policy) -> None:
@@ -207,10 +215,11 @@ async def _write(
         document=document,
         created_at=change.at,
         created_by=ask.caller.key_id,
+        created_by_name=ask.caller.name,
         note=note,
     )
     row = msgspec.structs.asdict(after) | {"document": msgspec.json.encode(document).decode()}
-    del row["current"]
+    del row["current"], row["created_by_name"]
     await change.connection.execute(sa.insert(store.policies), row)
     head = {"current_version": after.version, "deleted_at": None, "revision": change.revision}
     await change.connection.execute(sa.update(heads).where(heads.c.name == name).values(head))

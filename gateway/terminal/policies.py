@@ -16,19 +16,20 @@ from gateway.terminal import tables
 from gateway.terminal.administration import Administration, Refused, Thing
 from gateway.terminal.options import administers, busy, json_option, told, unix_s, yes_option
 
+BY = tables.Column("by", lambda thing: thing["created_by_name"] or thing["created_by"])
 COLUMNS = [
     tables.text("name", "name"),
     tables.count("version", "version"),
     tables.text("class", "sla_class"),
     tables.instant("since", "created_at"),
-    tables.text("by", "created_by"),
+    BY,
     tables.text("note", "note"),
 ]
 VERSIONS = [
     tables.count("version", "version"),
     tables.text("current", "current"),
     tables.instant("since", "created_at"),
-    tables.text("by", "created_by"),
+    BY,
     tables.text("note", "note"),
 ]
 file_argument = click.argument("file", type=click.Path(path_type=Path, allow_dash=True))

@@ -197,6 +197,11 @@ async def test_a_policy_is_written_compared_tried_and_rolled_back(front, operato
     assert (
         await operator("policies", "create", "gold", slow, "--note", "at first")
     ).stderr == "gold is at version 1.\n"
+    listed = (await operator("policies", "list")).stdout.splitlines()
+    assert ["bootstrap" in line for line in listed if line.startswith("gold")] == [True]
+    assert ["config.toml" in line for line in listed if line.startswith("default")] == [True]
+    (version,) = await operator.read("policies", "versions", "gold")
+    assert (version["created_by"][:4], version["created_by_name"]) == ("key_", "bootstrap")
     assert (await operator("policies", "edit", "gold", toml)).exit_code == 0
 
     compared = (await operator("policies", "diff", "gold")).stdout.splitlines()

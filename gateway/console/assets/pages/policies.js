@@ -171,7 +171,7 @@ export async function open({ me, values, closing }) {
       { title: "Version", row: true, cell: (each) => each.version },
       { title: "State", cell: (each) => (each.current ? tag("counts now", "good") : tag("past")) },
       { title: "Made", nowrap: true, cell: (each) => format.at(each.created_at) },
-      { title: "By", cell: (each) => h("code", { class: "soft" }, each.created_by) },
+      { title: "By", cell: (each) => (each.created_by_name ? h("span", { title: each.created_by }, each.created_by_name) : h("code", { class: "soft" }, each.created_by)) },
       { title: "Note", cell: (each) => each.note || h("span", { class: "soft" }, format.NONE) },
       { title: "Actions", unseen: true, cell: (each) => h("div", { class: "buttons" },
         before(each) && button("Difference", () => compare(`Version ${before(each).version} to ${each.version}`, before(each).document, each.document), "quiet", { "aria-label": `What version ${each.version} changed` }),
