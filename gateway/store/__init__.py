@@ -328,6 +328,8 @@ def _held(data_dir: Path, database: Path | None) -> Any:
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(data_dir / "penstock.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise StoreError(f"store.data_dir (--data-dir) {data_dir} is no directory, but a file") from None
     except OSError as error:
         raise StoreError(f"the data directory {data_dir} cannot be written: {error.strerror}") from None
     try:

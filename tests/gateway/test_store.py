@@ -391,6 +391,7 @@ URL = r"store\.url \(PENSTOCK_STORE__URL\)"
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
+        ({"data_dir": "{tmp}/file"}, r"store\.data_dir \(--data-dir\) .*/file is no directory, but a file"),
         ({"data_dir": "{tmp}/file/data"}, "the data directory .* cannot be written: Not a directory"),
         ({"url": "mysql://user:secret@host/db"}, f"{URL} names mysql, but only postgresql"),
         ({"url": "no url at all"}, f"{URL} is no database URL"),
