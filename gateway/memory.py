@@ -15,6 +15,7 @@ import msgspec
 
 from policies import cgroups, gguf, safetensors, settings
 from policies.engine import KV_MEMORY_SHARES
+from sources import refuse_pipe
 
 PROCESS_BYTES = 384 << 20
 """Of each process of a worker without weights or KV: the interpreter, torch and its threads."""
@@ -119,6 +120,7 @@ def _of_gguf(file: Path, engine: settings.Engine) -> int:
 
 def _viewed(path: Path, stack: contextlib.ExitStack) -> memoryview:
     """While ``stack`` lasts. Raises OSError, and ValueError of an empty file."""
+    refuse_pipe(path)
     opened = stack.enter_context(path.open("rb"))
     mapped = stack.enter_context(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
     return stack.enter_context(memoryview(mapped))
@@ -131,6 +133,7 @@ def _of_directory(directory: Path, engine: settings.Engine) -> int:
     for file in directory.glob("*.safetensors"):
         size = _size(file)
         try:
+            refuse_pipe(file)
             with file.open("rb") as opened:
                 length = safetensors.header_length(opened.read(safetensors.LENGTH_BYTES), size)
                 tensors |= safetensors.tensors_of(opened.read(length), size)

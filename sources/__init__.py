@@ -44,10 +44,15 @@ def _begins_as_gguf(path: Path) -> bool:
 
 
 def content(path: Path) -> bytes:
-    """Of a file. Raises OSError, also of a pipe or a device, whose reader could wait for ever."""
+    """Of a file. Raises OSError, as ``refuse_pipe``."""
+    refuse_pipe(path)
+    return path.read_bytes()
+
+
+def refuse_pipe(path: Path) -> None:
+    """Raises OSError, also of a pipe or a device, whose reader could wait for ever."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError("it is no regular file")
-    return path.read_bytes()
 
 
 def _snapshot(model: HubModel, patterns: list[str]) -> Path:

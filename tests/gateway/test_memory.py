@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 import gguf
@@ -38,6 +39,11 @@ def checkpoint(tmp_path):
 )
 def test_weights_count_in_the_form_that_they_are_loaded_in(checkpoint, engine, num_bytes):
     assert weights(engine, checkpoint) == num_bytes
+
+
+def test_a_pipe_in_place_of_a_file_counts_as_nothing(checkpoint):
+    os.mkfifo(checkpoint / "other.safetensors")
+    assert weights(settings.Engine(dtype="bfloat16"), checkpoint) == 2_000_200
 
 
 def test_an_embedding_stays_as_it_is_and_a_tied_head_is_another_copy_where_it_is_multiplied_otherwise(tmp_path):

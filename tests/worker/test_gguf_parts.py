@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,10 @@ REFUSED: dict[str, tuple[Callable[[list[Path]], object], str]] = {
     "a part that is missing": (
         lambda parts: parts[2].unlink(),
         "model-00003-of-0000.*.gguf cannot be read: .*No such file",
+    ),
+    "a part that is a pipe": (
+        lambda parts: (parts[1].unlink(), os.mkfifo(parts[1])),
+        "model-00002-of-0000.*.gguf cannot be read: it is no regular file",
     ),
     "a part that is cut short": (
         lambda parts: parts[1].write_bytes(parts[1].read_bytes()[:-500]),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from policies import gguf
+from sources import refuse_pipe
 from worker.models.errors import ModelError
 
 
@@ -46,6 +47,7 @@ class GgufFile:
 def _mapped(path: Path) -> mmap.mmap:
     """Raises ModelError."""
     try:
+        refuse_pipe(path)
         with path.open("rb") as file:
             # Private, so that torch may have it as writable memory; nobody writes.
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
