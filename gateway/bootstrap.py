@@ -3,16 +3,14 @@ keeps; and every start: policies, prices and adapters of the settings that the s
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import keys, store
@@ -53,7 +51,7 @@ async def bootstrap(
     first one whose keys nobody has seen. ``seeds``: the settings' policies; ``currency``: of all prices; ``models``:
     the settings', for their adapters.
     """
-    async with _changing(rooms) as (connection, revision):
+    async with rooms.changing() as (connection, revision):
         await _seed(connection, {POLICY: Policy(), **(seeds or {})}, revision)
         await _list_prices(connection, prices, currency, revision)
         await _seed_adapters(connection, models or {}, revision)
@@ -97,18 +95,6 @@ async def bootstrap(
             }
             await connection.execute(sa.insert(store.keys), row)
     return Born(path, {name: value for name, value in values.items() if not environ.get(name)})
-
-
-@contextlib.asynccontextmanager
-async def _changing(rooms: Store) -> AsyncIterator[tuple[AsyncConnection, int]]:
-    """As ``Store.changing``. Raises StoreError where the database takes nothing now, as on a full disk."""
-    try:
-        async with rooms.changing() as changing:
-            yield changing
-    except (SQLAlchemyError, OSError) as error:
-        if not store.is_away(error):
-            raise
-        raise StoreError(f"the database cannot be written: {store.cause_of(error)}") from None
 
 
 async def _seed(connection: AsyncConnection, seeds: Mapping[str, Policy], revision: int) -> None:

@@ -11,10 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
-from gateway.bootstrap import bootstrap
-from gateway.store import Store, StoreError
 from tests.builders import PATIENCE_S
 from tests.conftest import command
 from tests.gateway.test_cli import ENVIRON, penstock
@@ -81,16 +78,6 @@ def test_a_start_that_has_nowhere_to_meet_its_workers_says_so(tmp_path: Path):
     assert str(nowhere) in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "data").exists()
-
-
-async def test_a_store_that_takes_nothing_is_named_in_one_sentence(rooms: Store):
-    @sa.event.listens_for(rooms.engine.sync_engine, "begin")
-    def read_only(connection: sa.Connection) -> None:
-        is_file = rooms.database is not None
-        connection.exec_driver_sql("PRAGMA query_only = ON" if is_file else "SET TRANSACTION READ ONLY")
-
-    with pytest.raises(StoreError, match=r"the database cannot be written: .*read-?only"):
-        await bootstrap(rooms, {})
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
