@@ -25,6 +25,7 @@ from gateway.text.files import TextInvalid
 from gateway.text.infill import Infill
 from gateway.text.length import PIECE_CHARS, TooLong, beginnings, fitting, without_end
 from gateway.text.messages import as_dict, num_chars, with_arguments_as_text
+from gateway.text.panics import as_errors
 from gateway.text.pieces import Pieces, freeze_words
 from gateway.text.stops import StopStrings
 from gateway.text.template import ChatTemplate, TemplateFailure, TemplateInvalid
@@ -215,7 +216,8 @@ class Text:
                 else:
                     for text in texts:
                         self._pieces.check_length(text, max_tokens)
-                encodings = self._tokenizer.encode_batch(list(some), add_special_tokens=True)
+                with as_errors():
+                    encodings = self._tokenizer.encode_batch(list(some), add_special_tokens=True)
             except Exception as error:
                 raise _unread(error, param) from None
             read: list[tuple[list[int], int]] = []

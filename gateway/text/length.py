@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 
 from tokenizers import Encoding, Tokenizer
 
+from gateway.text.panics import as_errors
+
 CHARS_A_TOKEN = 5
 """Prompts with fewer are read at once: most of them fit."""
 PIECE_CHARS = 64 << 10
@@ -46,7 +48,9 @@ def beginnings(texts: Sequence[str], max_tokens: int, tokenizer: Tokenizer) -> l
     found, unfound, num_chars = list(texts), list(range(len(texts))), CHARS_A_TOKEN * max_tokens + DOUBTFUL_CHARS
     while unfound:
         pieces = [texts[number][:num_chars] for number in unfound]
-        encodings, longer = tokenizer.encode_batch(pieces, add_special_tokens=False), []
+        longer: list[int] = []
+        with as_errors():
+            encodings = tokenizer.encode_batch(pieces, add_special_tokens=False)
         for number, piece, encoding in zip(unfound, pieces, encodings, strict=True):
             end = encoding.offsets[max_tokens - 1][1] if len(encoding) > max_tokens else len(piece)
             if len(piece) == len(texts[number]) or end <= len(piece) - DOUBTFUL_CHARS:
@@ -60,7 +64,9 @@ def beginnings(texts: Sequence[str], max_tokens: int, tokenizer: Tokenizer) -> l
 def fitting(texts: Sequence[str], max_tokens: int, tokenizer: Tokenizer) -> list[list[int]]:
     """Token ids of texts, at most so many of each: what there is too much of is taken from its end, before the special
     tokens that the tokenizer puts there."""
-    encodings = tokenizer.encode_batch(beginnings(texts, max_tokens, tokenizer), add_special_tokens=True)
+    begun = beginnings(texts, max_tokens, tokenizer)
+    with as_errors():
+        encodings = tokenizer.encode_batch(begun, add_special_tokens=True)
     return [without_end(encoding, max_tokens) for encoding in encodings]
 
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from tokenizers import AddedToken, Tokenizer
 
 from gateway.text.length import TooLong, check_length
+from gateway.text.panics import as_errors
 from gateway.text.words import Words
 
 MAX_REMEMBERED_CHARS = 2 << 20
@@ -114,7 +115,8 @@ class Pieces:
             check_length(text, max_tokens, self._num_tokens)
 
     def _num_tokens(self, text: str) -> int:
-        return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0])
+        with as_errors():
+            return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0])
 
     def find(self, prompt: str, tenant_id: str) -> Found:
         """``prompt`` in pieces, some of them known."""
@@ -173,7 +175,8 @@ class Pieces:
         """Token ids of each text, by the tokenizer. Raises what it raises, and TooLong where one text has more than
         ``max_tokens``."""
         # This variant keeps no character offsets and, unlike encode(), lets other threads run.
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=with_specials)
+        with as_errors():
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=with_specials)
         if max_tokens is not None and (longest := max(map(len, encodings), default=0)) > max_tokens:
             raise TooLong(longest, max_tokens)
         return [encoding.ids for encoding in encodings]

@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, processors
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
 from gateway import turns
 from gateway.errors import InvalidRequest, ServiceUnavailable
@@ -173,6 +173,25 @@ async def test_a_text_that_the_tokenizer_cannot_read_is_refused(tmp_path):
     text = a_text(tmp_path, tokenizer=tokenizer)
     with pytest.raises(InvalidRequest, match="tokenised"):
         await text.encode(["b"])
+
+
+async def test_a_text_on_which_the_tokenizers_library_panics_is_refused_and_holds_up_nobody(tmp_path):
+    tokenizer = Tokenizer.from_str(byte_level().to_str())
+    endless = pre_tokenizers.Split(Regex("(?:x+x+)+y"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([endless, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    text = a_text(tmp_path, tokenizer=tokenizer, template="{{ messages[0].content }}")
+    hard, long = "x" * 40, "x" * 40 + " river" * 2000
+    reads = [
+        *[text.encode_chat([Message("user", said)]) for said in (hard, "Hello", long)],
+        *[each for said in (hard, long) for each in (text.encode([said]), text.encode([said], cut_at=9))],
+        text.encode_pairs([("river", hard)], 1000, "documents"),
+        text.cut([hard], 9),
+    ]
+    answers = await asyncio.gather(*reads, return_exceptions=True)
+    assert answers.pop(1) == byte_level().encode("Hello").ids
+    assert {str(answer) for answer in answers} == {
+        "The prompt cannot be tokenised: Onig: Regex search error: retry-limit-in-match over"
+    }
 
 
 async def test_padding_and_truncation_of_training_are_off(tmp_path):
