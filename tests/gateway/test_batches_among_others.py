@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from gateway import store
 from gateway.batches import run
-from gateway.batches.book import Book
+from gateway.batches.book import WINDOW_S, Book
 from gateway.batches.journal import Record
 from gateway.errors import StoreUnavailable
 from policies import settings
@@ -50,11 +50,10 @@ async def test_limits_are_waited_for_and_leave_room_for_requests_that_somebody_w
     assert {row.status for row in await house.ledger_rows()} == {200}
 
 
-async def test_a_spent_budget_is_each_lines_error_unless_the_next_period_comes_in_time(start_house):
-    def policy(period: Any) -> dict[str, Policy]:
-        return {"default": Policy(budget=Budget(Decimal("0.001"), period=period))}
-
-    house = start_house("--tokens-per-step", 4, policies=policy("month"), prices=(Proposed(price=PRICE),))
+async def test_a_spent_budget_is_each_lines_error_where_the_next_period_does_not_come_in_time(start_house, monkeypatch):
+    monkeypatch.setitem(WINDOW_S, "24h", 300)  # on the last day of a month it would
+    policy = Policy(budget=Budget(Decimal("0.001"), period="month"))
+    house = start_house("--tokens-per-step", 4, policies={"default": policy}, prices=(Proposed(price=PRICE),))
     async with house.client() as client:
         batch = await over(client, await begun(client, lines(20)))
         answered, bad = await outputs(client, batch.output_file_id), await outputs(client, batch.error_file_id)

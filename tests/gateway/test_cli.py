@@ -288,9 +288,10 @@ def test_a_host_that_is_not_here(tmp_path):
     refused(penstock("serve", "--host", "203.0.113.7", cwd=tmp_path), "server.host 203.0.113.7 is no address of this")
 
 
-def test_a_data_directory_that_cannot_be_written(tmp_path):
+def test_a_data_directory_that_is_a_file(tmp_path):
     (tmp_path / "data").write_text("a file")
-    refused(penstock("serve", "--port", 0, cwd=tmp_path), "the data directory data cannot be written")
+    told = "store.data_dir (--data-dir) data is no directory, but a file"
+    refused(penstock("serve", "--port", 0, cwd=tmp_path), told)
 
 
 @pytest.mark.parametrize(
