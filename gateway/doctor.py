@@ -191,7 +191,7 @@ async def _database(config: Settings, facts: dict[str, Any], findings: list[Find
         findings.append({"severity": "fatal", "text": f"{error}."})
         return
     where = store.named(url)
-    facts["store"] = where.removeprefix("database ").removesuffix(f" of {store.SETTING}")
+    facts["store"] = store.shown(url)
     if _is_new(url):
         facts["store"] += " (will be made)"
         return

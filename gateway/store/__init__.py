@@ -101,6 +101,7 @@ __all__ = [
     "responses",
     "service_accounts",
     "sessions",
+    "shown",
     "sink_failures",
     "sink_skips",
     "sink_states",
@@ -238,11 +239,15 @@ def _no_url() -> StoreError:
     )
 
 
+def shown(url: sa.URL) -> str:
+    """As it may be told to anybody."""
+    secret = {name: "***" for name in url.query if "password" in name}
+    return url.update_query_dict(secret).render_as_string(hide_password=True).replace("%2A", "*")
+
+
 def named(url: sa.URL) -> str:
     """The database as it may be told to anybody, with the setting that names it."""
-    secret = {name: "***" for name in url.query if "password" in name}
-    shown = url.update_query_dict(secret).render_as_string(hide_password=True).replace("%2A", "*")
-    return f"database {shown}" if _is_sqlite(url) else f"database {shown} of {SETTING}"
+    return f"database {shown(url)}" if _is_sqlite(url) else f"database {shown(url)} of {SETTING}"
 
 
 @contextlib.asynccontextmanager

@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from gateway.text.gguf import Described, described
+from gateway.text.panics import as_errors
 from policies.gguf import GgufInvalid
 from policies.terms import printable
 from sources import content
@@ -25,13 +26,14 @@ class TextInvalid(ValueError):
 
 @contextmanager
 def sound(place: Path) -> Iterator[None]:
-    """What goes wrong with this model's text meanwhile is a TextInvalid. The tokenizers' library raises nothing
-    narrower than Exception, and where it panics not even that."""
+    """What goes wrong with this model's text meanwhile is a TextInvalid: the tokenizers' library raises nothing
+    narrower than Exception."""
     try:
-        yield
-    except (TextInvalid, KeyboardInterrupt, SystemExit):
+        with as_errors():
+            yield
+    except TextInvalid:
         raise
-    except BaseException as error:
+    except Exception as error:
         reason = str(error).partition("\n")[0][:200] or type(error).__name__
         raise TextInvalid(f"the tokenizer of {place} cannot be used: {reason}") from None
 
