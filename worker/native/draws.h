@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "lanes.h"
@@ -40,7 +41,7 @@ struct Draws {
 
 constexpr float SLACK = 1e-3f;  // how far roughness may put a bound below what it bounds, and more
 constexpr float LOG_LOGITS = 4.1588830833596715f;
-constexpr int MOST_AT_ONCE = 16;  // tiles opened before it is asked again what there is to beat
+constexpr int64_t ADDED_AT_ONCE = 4;  // half tiles whose weights are one sum in float32 before they go to that in float64
 constexpr int64_t FEW_TOKENS = 1024;  // that a mask leaves: rather than their tiles, they are looked at one by one
 constexpr int64_t FEW_LOGITS = 1 << 17;  // that one thread has drawn from before another has woken
 constexpr int64_t LIKELIEST_ALONE = 32;  // rows that take their likeliest token: no more of them are worth a thread
@@ -62,8 +63,8 @@ class Contest : Tops {
 
     // Of the ``nth`` that is drawn; ``memory``: see Tops.
     Contest(const Draws& all, int64_t nth, float* memory)
-        : Tops(all.logits + row_of(all, nth) * all.vocab_size, all.vocab_size, {all.bits == nullptr ? nullptr : all.bits[nth], all.words},
-               memory),
+        : Tops(all.logits + row_of(all, nth) * all.vocab_size, all.maxima + row_of(all, nth) * 2 * tiles_of(all.vocab_size),
+               all.vocab_size, {all.bits == nullptr ? nullptr : all.bits[nth], all.words}, memory),
           all_(all), row_(row_of(all, nth)), forced_(all.forced == nullptr ? -1 : all.forced[nth]), wish_(all.wishes[row_]),
           start_(wish_.start) {}
 
@@ -72,7 +73,7 @@ class Contest : Tops {
         const bool is_filtered = wish_.top_k > 0 || wish_.top_p < 1.0f || wish_.min_p > 0.0f;
         std::fill(chosen, chosen + all_.tries, -1);
         if (forced_ >= 0) {
-            join(halves());
+            join();
             if (largest_ < INFINITY) *chosen = forced_;
             return;
         }
@@ -80,7 +81,7 @@ class Contest : Tops {
             mask_.lay(all_.logits + row_ * vocab_size_, all_.maxima + row_ * 2 * num_tiles_, vocab_size_);
             mask_.bits = nullptr;
         }
-        join(halves());
+        join();
         if (!(std::abs(largest_) < INFINITY)) return;
         temperature_ = std::max(wish_.temperature, 1e-30f);  // smaller ones are zero in float32
         inverse_ = 1.0f / temperature_;
@@ -119,8 +120,6 @@ class Contest : Tops {
     }
 
   private:
-    const float* halves() const { return all_.maxima + row_ * 2 * num_tiles_; }
-
     // Of these, in their order.
     void choose(const int32_t* tokens, int64_t count, int64_t* chosen) {
         alignas(64) float logits[FEW_TOKENS + WIDTH], bounds[FEW_TOKENS + WIDTH];
@@ -143,16 +142,14 @@ class Contest : Tops {
         }
         Podium podium(1);
         auto try_one = [&](int64_t i) {
-            const uint64_t tile_word = word_of(start_, TILE_WORDS + tokens[i] / LOGITS);
-            const bool is_first = int(tile_word % LOGITS) == tokens[i] % LOGITS;
-            const float earliest = uniform_of(tile_word) / LOGITS;
-            finish({tokens[i], is_first ? earliest : earliest + uniform_of(word_of(start_, tokens[i])), is_first}, podium);
+            const float head_start = (logits[i] - largest_) / temperature_;
+            if (head_start > -INFINITY) finish(tokens[i], head_start, podium);
         };
         best = std::max_element(bounds, bounds + count) - bounds;
         try_one(best);
         for (int64_t i = 0; i < count; i += WIDTH) {
             each_bit(bits_of(load(bounds + i) >= podium.last()), [&](int lane) {
-                if (i + lane != best && i + lane < count) try_one(i + lane);
+                if (i + lane != best && i + lane < count && bounds[i + lane] >= podium.last()) try_one(i + lane);
             });
         }
         *chosen = podium.tokens[0];
@@ -174,115 +171,154 @@ class Contest : Tops {
 
     // The tile of the likeliest token first. Of the others those that may beat what it had, the most promising of them first.
     void race(Podium& podium) const {
-        const int64_t first = likeliest_tile();
-        enter(first, podium);
-        static thread_local std::vector<std::pair<float, int64_t>> left;
-        left.clear();
+        const int32_t first = int32_t(likeliest_tile());
+        enter(&first, 1, podium);
+        // Those that are early enough, as far as their uniform numbers say: a clock is later than its own, so who has a larger one than
+        // this comes too late, without a logarithm.
+        static thread_local std::vector<float> scores, uniforms;
+        static thread_local std::vector<int32_t> tiles;
+        if (int64_t(tiles.size()) < padded_ + WIDTH) {
+            for (auto* held : {&scores, &uniforms}) held->resize(padded_ + WIDTH);
+            tiles.resize(padded_ + WIDTH);
+        }
         const float offset = LOG_LOGITS + SLACK - podium.last();
+        const Lanes lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        int64_t count = 0;
         for (int64_t tile = 0; tile < padded_; tile += WIDTH) {
-            Floats maxima = load(maxima_ + tile);
-            Lanes is_in = (maxima >= threshold_) & (maxima > above_);
+            const Floats maxima = load(maxima_ + tile);
+            const Lanes is_in = (maxima >= threshold_) & (maxima > above_);
             if (!bits_of(is_in)) continue;
-            // A clock is later than its uniform number: who has a larger one than this comes too late, without a logarithm.
-            Floats score = (maxima - largest_) * inverse_, uniform = uniforms_of(start_, TILE_WORDS + tile);
-            const uint32_t early = bits_of(is_in & (uniform <= exponential(score + offset) * 1.0001f));
-            if (!early) continue;
-            Floats bound = score - rough_logarithm(rough_exponentials(uniform)) + LOG_LOGITS;
-            each_bit(early, [&](int i) {
-                if (tile + i != first) left.emplace_back(bound[i], tile + i);
-            });
+            const Floats score = (maxima - largest_) * inverse_, uniform = uniforms_of(start_, TILE_WORDS + tile);
+            const uint32_t early = bits_of(is_in & (uniform <= rough_exponential(score + offset) * 1.0001f));
+            put_those(early, score, scores.data() + count);
+            put_those(early, uniform, uniforms.data() + count);
+            count = put_those(early, lanes + int32_t(tile), tiles.data() + count) - tiles.data();
+        }
+        static thread_local std::vector<std::pair<float, int32_t>> left;
+        left.clear();
+        for (int64_t i = 0; i < count; i += WIDTH) {
+            const Floats logarithms = rough_logarithm(rough_exponentials(load(uniforms.data() + i)));
+            const Floats bounds = load(scores.data() + i) - logarithms + LOG_LOGITS;
+            for (int64_t lane = 0; lane < std::min<int64_t>(WIDTH, count - i); ++lane) {
+                if (tiles[i + lane] != first) left.emplace_back(bounds[lane], tiles[i + lane]);
+            }
         }
         if (left.empty()) return;
         std::iter_swap(std::max_element(left.begin(), left.end()), left.end() - 1);
-        enter(left.back().second, podium);
+        enter(&left.back().second, 1, podium);
         left.pop_back();
         auto is_late = [&](const auto& tile) { return tile.first + SLACK < podium.last(); };
         left.erase(std::remove_if(left.begin(), left.end(), is_late), left.end());
-        // The most promising of them first, two, four, eight at a time: soon there is more to beat.
-        std::make_heap(left.begin(), left.end());
-        static thread_local std::vector<Runner> runners;
-        for (int at_once = 2; !left.empty() && !is_late(left.front()); at_once = std::min(2 * at_once, MOST_AT_ONCE)) {
-            runners.clear();
-            for (int nth = 0; nth < at_once && !left.empty() && !is_late(left.front()); ++nth) {
-                find_runners(left.front().second, podium.last(), runners);
-                std::pop_heap(left.begin(), left.end());
-                left.pop_back();
+        // The more promising of them first: soon there is more to beat.
+        if (left.size() > WIDTH) std::nth_element(left.begin(), left.begin() + WIDTH, left.end(), std::greater<>());
+        for (size_t next = 0; next < left.size();) {
+            int32_t some[WIDTH];
+            int64_t num = 0;
+            for (; num < WIDTH && next < left.size(); ++next) {
+                if (!is_late(left[next])) some[num++] = left[next].second;
             }
-            for (const Runner& runner : runners) __builtin_prefetch(logits_ + runner.token);
-            for (const Runner& runner : runners) finish(runner, podium);
+            if (num) enter(some, num, podium);
         }
     }
 
-    // A token that may win, as far as its noise says.
-    struct Runner {
-        int64_t token;
-        float soonest;  // its clock is no earlier
-        bool is_first;  // of its tile
+    // Tokens that may win, as far as their noise says.
+    struct Runners {
+        int64_t count = 0;
+        int32_t tokens[WIDTH * LOGITS + WIDTH];
+        float soonest[WIDTH * LOGITS + WIDTH];  // no clock of theirs is earlier
+
+        void add(int64_t token, float its_soonest) { tokens[count] = int32_t(token), soonest[count++] = its_soonest; }
     };
 
-    // The tokens of a tile that would beat ``best`` if each were as likely as the likeliest of them: its logits need not be read for
-    // that.
-    void find_runners(int64_t tile, float best, std::vector<Runner>& found) const {
-        const uint64_t tile_word = word_of(start_, TILE_WORDS + tile);
-        // No clock is earlier than its uniform number.
-        const float earliest = uniform_of(tile_word) / LOGITS;
-        const float latest = std::exp((maxima_[tile] - largest_) * inverse_ + SLACK - best) * 1.0001f - earliest;
-        if (!(latest >= 0.0f)) return;
-        const int first = int(tile_word % LOGITS);
-        const uint64_t kept = mask_.kept(tile);
-        auto add = [&](int lane, float soonest) {
-            const int64_t token = tile * LOGITS + lane;
-            if (token < vocab_size_ && (kept >> lane & 1)) found.push_back({token, soonest, lane == first});
-        };
-        add(first, earliest);
-        for (int i = 0; i < LOGITS; i += WIDTH) {
-            if (!uint16_t(kept >> i)) continue;
-            const Floats uniform = uniforms_of(start_, tile * LOGITS + i);
-            each_bit(bits_of(uniform <= latest), [&](int lane) {
-                if (i + lane != first) add(i + lane, earliest + uniform[lane]);
+    // The tokens of some tiles, at most WIDTH, that may win.
+    void enter(const int32_t* tiles, int64_t count, Podium& podium) const {
+        Runners found;
+        find_runners(tiles, count, podium.last(), found);
+        for (int64_t i = 0; i < found.count; ++i) __builtin_prefetch(logits_ + found.tokens[i]);
+        for (int64_t i = 0; i < found.count; i += WIDTH) {
+            const int64_t some = std::min<int64_t>(WIDTH, found.count - i);
+            Floats logits = Floats{} - INFINITY;
+            for (int64_t lane = 0; lane < some; ++lane) logits[lane] = logits_[found.tokens[i + lane]];
+            const Floats head_starts = (logits - largest_) / temperature_;
+            const Floats bounds = head_starts - rough_logarithm(load(found.soonest + i)) + SLACK;
+            const Lanes is_in = (logits >= threshold_) & (logits > above_) & (head_starts > -INFINITY);
+            each_bit(bits_of(is_in & (bounds >= podium.last())) & ((1u << some) - 1), [&](int lane) {
+                if (bounds[lane] >= podium.last()) finish(found.tokens[i + lane], head_starts[lane], podium);
             });
         }
     }
 
-    void finish(const Runner& runner, Podium& podium) const {
-        const float logit = logits_[runner.token];
-        if (!(logit >= threshold_ && logit > above_)) return;
-        const float head_start = (logit - largest_) / temperature_;
-        if (head_start == -INFINITY || head_start - std::log(runner.soonest) + SLACK < podium.last()) return;
-        const float own = runner.is_first ? 0.0f : exponential_of(word_of(start_, runner.token));
-        const float earliest = exponential_of(word_of(start_, TILE_WORDS + runner.token / LOGITS)) / LOGITS;
-        podium.enter(head_start - logarithm(own + earliest), runner.token);
+    // The tokens that would beat ``best`` if each were as likely as the likeliest of its half tile: no logit need be read for that.
+    void find_runners(const int32_t* tiles, int64_t count, float best, Runners& found) const {
+        Longs words[2];
+        Lanes firsts;
+        Floats tops[2];
+        for (int64_t lane = 0; lane < WIDTH; ++lane) {
+            const int64_t tile = tiles[std::min(lane, count - 1)];
+            const uint64_t word = word_of(start_, TILE_WORDS + tile);
+            words[lane / 8][lane % 8] = word;
+            firsts[lane] = int32_t(word % LOGITS);
+            for (int half = 0; half < 2; ++half) tops[half][lane] = std::min(maxima_[tile], halves_[2 * tile + half]);
+        }
+        // No clock is earlier than its uniform number.
+        const Floats earliest = joined(eight_uniforms(words[0]), eight_uniforms(words[1])) / float(LOGITS);
+        Floats latest[2];
+        uint32_t opened[2];
+        for (int half = 0; half < 2; ++half) {
+            latest[half] = rough_exponential((tops[half] - largest_) * inverse_ + (SLACK - best)) * 1.0001f - earliest;
+            opened[half] = bits_of(latest[half] >= 0.0f) & ((1u << count) - 1);
+        }
+        const uint32_t upper = bits_of(firsts >= HALF_TILE);
+        each_bit((opened[0] & ~upper) | (opened[1] & upper), [&](int lane) {
+            const int64_t token = int64_t(tiles[lane]) * LOGITS + firsts[lane];
+            if (token < vocab_size_ && mask_.has(token)) found.add(token, earliest[lane]);
+        });
+        for (int half = 0; half < 2; ++half) {
+            each_bit(opened[half], [&](int opened_lane) {
+                const int64_t tile = tiles[opened_lane];
+                const uint64_t kept = mask_.kept(tile);
+                for (int i = half * HALF_TILE; i < (half + 1) * HALF_TILE; i += WIDTH) {
+                    const Floats uniform = uniforms_of(start_, tile * LOGITS + i);
+                    each_bit(bits_of(uniform <= latest[half][opened_lane]) & uint16_t(kept >> i), [&](int lane) {
+                        const int64_t token = tile * LOGITS + i + lane;
+                        if (i + lane != firsts[opened_lane] && token < vocab_size_) {
+                            found.add(token, earliest[opened_lane] + uniform[lane]);
+                        }
+                    });
+                }
+            });
+        }
     }
 
-    void enter(int64_t tile, Podium& podium) const {
-        static thread_local std::vector<Runner> runners;
-        runners.clear();
-        find_runners(tile, podium.last(), runners);
-        for (const Runner& runner : runners) finish(runner, podium);
+    void finish(int64_t token, float head_start, Podium& podium) const {
+        const uint64_t tile_word = word_of(start_, TILE_WORDS + token / LOGITS);
+        const bool is_first = int(tile_word % LOGITS) == token % LOGITS;
+        const float own = is_first ? 0.0f : exponential_of(word_of(start_, token));
+        podium.enter(head_start - logarithm(own + exponential_of(tile_word) / LOGITS), token);
     }
 
-    Floats weights(Floats x) const {
-#if defined(__AVX512BF16__)
-        return power_of_two((__m512)((x - largest_) * (inverse_ * 1.44269504088896341f)));
-#else
-        return exponential((x - largest_) * inverse_);
-#endif
-    }
+    Floats weights(Floats x) const { return rough_exponential((x - largest_) * inverse_); }
 
-    // What the tokens weigh whose logit passes, of the tiles whose maximum does.
+    // What the tokens weigh whose logit passes, of the half tiles whose maximum does.
     template <typename Passes>
     double mass_of(Passes passes) const {
         Doubles mass = {};
-        each_open(passes, [&](const float* x) {
-            Floats sum = {};
-            for (int64_t i = 0; i < LOGITS; i += WIDTH) {
-                Floats logit = load(x + i);
-                sum += passes(logit) ? weights(logit) : Floats{};
-            }
+        Floats sum = {};
+        auto add = [&] {
             EightFloats halves[2];
             std::memcpy(halves, &sum, sizeof sum);
             mass += __builtin_convertvector(halves[0], Doubles) + __builtin_convertvector(halves[1], Doubles);
+            sum = Floats{};
+        };
+        int64_t count = 0;
+        each_open(passes, [&](const float* x) {
+            for (int64_t i = 0; i < HALF_TILE; i += WIDTH) {
+                const Floats logit = load(x + i);
+                sum += passes(logit) ? weights(logit) : Floats{};
+            }
+            if (++count % ADDED_AT_ONCE == 0) add();
         });
+        add();
         double all = 0.0;
         for (int i = 0; i < WIDTH / 2; ++i) all += mass[i];
         return all;
@@ -294,10 +330,9 @@ class Contest : Tops {
         const double above = mass_of([&](Floats x) { return x > drawn; }), share = top_p;
         if (mass_ < 0.0) {
             // Every other half tile has its largest token at least: mostly this is enough to know.
-            const float* halves = this->halves();
             Floats rest = {};
             sweep<float>(2 * num_tiles_, [&](auto place) {
-                Floats top = first_of(place.get_from(halves), place.count);
+                Floats top = first_of(place.get_from(halves_), place.count);
                 rest += (top <= drawn) & (top >= kept) ? weights(top) : Floats{};
             });
             if (above < share * (above + sum_of(rest)) * 0.99999) return false;

@@ -38,6 +38,15 @@ inline float exponential_of(uint64_t word) { return float(-std::log1p(-double(un
 
 inline float logarithm(float x) { return float(std::log(double(x))); }
 
+// e to the x within 3e-7 of itself, whichever way is the shortest; of minus infinity no more than the smallest numbers.
+inline Floats rough_exponential(Floats x) {
+#if defined(__AVX512BF16__)
+    return power_of_two((__m512)(x * 1.44269504088896341f));
+#else
+    return exponential(x);
+#endif
+}
+
 // Natural, of what is above zero, with a relative error of 1e-6 near one and as small an absolute one elsewhere: whole powers of
 // two, and what is left by the series of the area tangent.
 inline Floats rough_logarithm(Floats x) {
@@ -55,16 +64,27 @@ inline EightFloats eight_uniforms(Longs words) {
     return uniform < 1.0f - 0x1p-24f ? uniform : EightFloats{} + (1.0f - 0x1p-24f);
 }
 
+// Lanes of one, then of the other.
+inline Floats joined(EightFloats low, EightFloats high) {
+#if defined(__AVX512DQ__)
+    return (Floats)_mm512_insertf32x8(_mm512_castps256_ps512((__m256)low), (__m256)high, 1);
+#else
+    Floats both;
+    std::memcpy(&both, &low, sizeof low);
+    std::memcpy((float*)&both + 8, &high, sizeof high);
+    return both;
+#endif
+}
+
 // Of words [first, first + 16) of a stream.
 inline Floats uniforms_of(uint64_t start, uint64_t first) {
     const Longs steps = {0, GAMMA, 2 * GAMMA, 3 * GAMMA, 4 * GAMMA, 5 * GAMMA, 6 * GAMMA, 7 * GAMMA};
-    Floats uniform;
+    EightFloats halves[2];
     for (int half = 0; half < 2; ++half) {
-        Longs words = mixed(steps + (start + (first + 8 * half) * GAMMA));
-        EightFloats some = __builtin_convertvector((SignedLongs)(words >> 11 | 1), EightFloats);
-        std::memcpy((float*)&uniform + 8 * half, &some, sizeof some);
+        const Longs words = mixed(steps + (start + (first + 8 * half) * GAMMA));
+        halves[half] = __builtin_convertvector((SignedLongs)(words >> 11 | 1), EightFloats);
     }
-    uniform *= 0x1p-53f;
+    const Floats uniform = joined(halves[0], halves[1]) * 0x1p-53f;
     return uniform < 1.0f - 0x1p-24f ? uniform : Floats{} + (1.0f - 0x1p-24f);
 }
 

@@ -24,8 +24,9 @@ class Ranking : Tops {
     using Tops::padded;
 
     Ranking(const Rankings& all, int64_t row, float* memory)
-        : Tops(all.logits + row * all.vocab_size, all.vocab_size, {nullptr, 0}, memory) {
-        join(all.maxima + row * 2 * num_tiles_);
+        : Tops(all.logits + row * all.vocab_size, all.maxima + row * 2 * tiles_of(all.vocab_size), all.vocab_size, {nullptr, 0},
+               memory) {
+        join();
     }
 
     float total() const {
@@ -33,7 +34,7 @@ class Ranking : Tops {
         double lanes[WIDTH] = {};
         each_open([&](Floats x) { return x > largest_ - NOTHING_SEEN; }, [&](const float* x) {
             Floats sum = {};
-            for (int64_t i = 0; i < LOGITS; i += WIDTH) sum += exponential(load(x + i) - largest_);
+            for (int64_t i = 0; i < HALF_TILE; i += WIDTH) sum += exponential(load(x + i) - largest_);
             for (int i = 0; i < WIDTH; ++i) lanes[i] += sum[i];
         });
         double sum = 0.0;

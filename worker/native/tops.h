@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr int64_t FETCHED = 8;  // tiles ahead
+constexpr int64_t FETCHED = 16;  // half tiles ahead
 
 // One row, and what may come of it.
 class Tops {
@@ -22,31 +22,31 @@ class Tops {
 
   protected:
     const int64_t vocab_size_, num_tiles_, padded_;
-    const float* const logits_;
+    const float *const logits_, *const halves_;  // see Maxima
     Mask mask_;
     float* const maxima_;  // [padded_]
     float largest_;
 
     // ``memory``: so many floats as are padded.
-    Tops(const float* logits, int64_t vocab_size, Mask mask, float* memory)
-        : vocab_size_(vocab_size), num_tiles_(tiles_of(vocab_size)), padded_(padded(vocab_size)), logits_(logits), mask_(mask),
-          maxima_(memory) {}
+    Tops(const float* logits, const float* halves, int64_t vocab_size, Mask mask, float* memory)
+        : vocab_size_(vocab_size), num_tiles_(tiles_of(vocab_size)), padded_(padded(vocab_size)), logits_(logits), halves_(halves),
+          mask_(mask), maxima_(memory) {}
 
-    // ``halves``: of the row, see Maxima; the largest of each tile, and of all.
-    void join(const float* halves) {
+    // The largest of each tile, and of all.
+    void join() {
         const Lanes even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
         const Lanes odd = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
         Floats top = Floats{} - INFINITY;
         int64_t tile = 0;
         for (; tile + WIDTH <= num_tiles_; tile += WIDTH) {
-            Floats a = load(halves + 2 * tile), b = load(halves + 2 * tile + WIDTH);
+            Floats a = load(halves_ + 2 * tile), b = load(halves_ + 2 * tile + WIDTH);
             Floats joined = larger(__builtin_shuffle(a, b, even), __builtin_shuffle(a, b, odd));
             store(maxima_ + tile, joined);
             top = larger(joined, top);
         }
         for (; tile < padded_; ++tile) {
             Floats joined = Floats{} - INFINITY;
-            if (tile < num_tiles_) joined = larger(Floats{} + halves[2 * tile], Floats{} + halves[2 * tile + 1]);
+            if (tile < num_tiles_) joined = larger(Floats{} + halves_[2 * tile], Floats{} + halves_[2 * tile + 1]);
             maxima_[tile] = joined[0];
             top = larger(joined, top);
         }
@@ -103,34 +103,35 @@ class Tops {
         std::copy(podium.tokens, podium.tokens + tries, chosen);
     }
 
-    // A tile's logits, in ``held`` if it is not whole.
-    const float* open(int64_t tile, float* held) const {
-        const int64_t first = tile * LOGITS, some = vocab_size_ - first;
-        if (some >= LOGITS) return logits_ + first;
-        for (int64_t i = 0; i < LOGITS; ++i) held[i] = i < some ? logits_[first + i] : -INFINITY;
+    // Some logits of a tile or of half of one, in ``held`` if there are not as many.
+    const float* open(int64_t first, int64_t size, float* held) const {
+        const int64_t some = vocab_size_ - first;
+        if (some >= size) return logits_ + first;
+        for (int64_t i = 0; i < size; ++i) held[i] = i < some ? logits_[first + i] : -INFINITY;
         return held;
     }
+    const float* open(int64_t tile, float* held) const { return open(tile * LOGITS, LOGITS, held); }
 
-    void fetch(int64_t tile) const {
-        for (int i = 0; i < LOGITS; i += WIDTH) __builtin_prefetch(logits_ + tile * LOGITS + i, 0, 2);
-    }
-
-    // body(a tile's logits), for each whose maximum passes. They lie far apart: some are on their way while one is read.
+    // body(half a tile's logits), for each whose maximum passes. They lie far apart: some are on their way while one is read.
     template <typename Passes, typename Body>
     void each_open(Passes passes, Body body) const {
         static thread_local std::vector<int32_t> held;
-        if (int64_t(held.size()) < padded_ + WIDTH) held.resize(padded_ + WIDTH);
+        if (int64_t(held.size()) < 2 * padded_ + WIDTH) held.resize(2 * padded_ + WIDTH);
         const Lanes lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        int32_t* const tiles = held.data();
-        int32_t* end = tiles;
-        for (int64_t tile = 0; tile < padded_; tile += WIDTH) {
-            end = put_those(bits_of(passes(load(maxima_ + tile))), lanes + int32_t(tile), end);
-        }
-        for (int32_t* one = tiles; one < std::min(tiles + FETCHED, end); ++one) fetch(*one);
-        alignas(64) float partial[LOGITS];
-        for (int32_t* one = tiles; one < end; ++one) {
+        int32_t* const begin = held.data();
+        int32_t* end = begin;
+        sweep<float>(2 * num_tiles_, [&](auto place) {
+            const Floats tops = first_of(place.get_from(halves_), place.count);
+            end = put_those(bits_of(passes(tops)), lanes + int32_t(place.at), end);
+        });
+        auto fetch = [&](int32_t half) {
+            for (int i = 0; i < HALF_TILE; i += WIDTH) __builtin_prefetch(logits_ + int64_t(half) * HALF_TILE + i, 0, 2);
+        };
+        for (int32_t* one = begin; one < std::min(begin + FETCHED, end); ++one) fetch(*one);
+        alignas(64) float partial[HALF_TILE];
+        for (int32_t* one = begin; one < end; ++one) {
             if (end - one > FETCHED) fetch(one[FETCHED]);
-            body(open(*one, partial));
+            body(open(int64_t(*one) * HALF_TILE, HALF_TILE, partial));
         }
     }
 
@@ -142,9 +143,9 @@ class Tops {
         int64_t num = 0;
         auto passes = [&](Floats x) { return (x >= least) & (x > -INFINITY); };
         each_open(passes, [&](const float* x) {
-            if (int64_t(found.size()) < num + LOGITS + WIDTH) found.resize(2 * num + LOGITS + WIDTH);
+            if (int64_t(found.size()) < num + HALF_TILE + WIDTH) found.resize(2 * num + HALF_TILE + WIDTH);
             float* to = found.data() + num;
-            for (int i = 0; i < LOGITS; i += WIDTH) to = put_those(bits_of(passes(load(x + i))), load(x + i), to);
+            for (int i = 0; i < HALF_TILE; i += WIDTH) to = put_those(bits_of(passes(load(x + i))), load(x + i), to);
             num = to - found.data();
         });
         if (num < k) return least;
