@@ -182,7 +182,6 @@ class Contest : Tops {
             tiles.resize(padded_ + WIDTH);
         }
         const float offset = LOG_LOGITS + SLACK - podium.last();
-        const Lanes lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         int64_t count = 0;
         for (int64_t tile = 0; tile < padded_; tile += WIDTH) {
             const Floats maxima = load(maxima_ + tile);
@@ -192,7 +191,7 @@ class Contest : Tops {
             const uint32_t early = bits_of(is_in & (uniform <= rough_exponential(score + offset) * 1.0001f));
             put_those(early, score, scores.data() + count);
             put_those(early, uniform, uniforms.data() + count);
-            count = put_those(early, lanes + int32_t(tile), tiles.data() + count) - tiles.data();
+            count = put_those(early, numbered() + int32_t(tile), tiles.data() + count) - tiles.data();
         }
         static thread_local std::vector<std::pair<float, int32_t>> left;
         left.clear();
@@ -261,8 +260,8 @@ class Contest : Tops {
             for (int half = 0; half < 2; ++half) tops[half][lane] = std::min(maxima_[tile], halves_[2 * tile + half]);
         }
         // No clock is earlier than its uniform number.
-        const Floats earliest = joined(eight_uniforms(words[0]), eight_uniforms(words[1])) / float(LOGITS);
-        Floats latest[2];
+        const Floats earliest = uniforms_of(words[0], words[1]) / float(LOGITS);
+        Floats latest[2];  // that a token's own clock may be, behind its tile's
         uint32_t opened[2];
         for (int half = 0; half < 2; ++half) {
             latest[half] = rough_exponential((tops[half] - largest_) * inverse_ + (SLACK - best)) * 1.0001f - earliest;

@@ -6,6 +6,9 @@
 
 namespace {
 
+// Each lane's number.
+inline Lanes numbered() { return Lanes{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+
 // A bit for each lane that is not zero.
 inline uint32_t bits_of(Lanes lanes) {
 #if defined(__AVX512BF16__)

@@ -64,14 +64,15 @@ inline EightFloats eight_uniforms(Longs words) {
     return uniform < 1.0f - 0x1p-24f ? uniform : EightFloats{} + (1.0f - 0x1p-24f);
 }
 
-// Lanes of one, then of the other.
-inline Floats joined(EightFloats low, EightFloats high) {
+// Of the words of both.
+inline Floats uniforms_of(Longs low, Longs high) {
+    const EightFloats halves[2] = {eight_uniforms(low), eight_uniforms(high)};
 #if defined(__AVX512DQ__)
-    return (Floats)_mm512_insertf32x8(_mm512_castps256_ps512((__m256)low), (__m256)high, 1);
+    // By way of memory it would wait until both are written.
+    return (Floats)_mm512_insertf32x8(_mm512_castps256_ps512((__m256)halves[0]), (__m256)halves[1], 1);
 #else
     Floats both;
-    std::memcpy(&both, &low, sizeof low);
-    std::memcpy((float*)&both + 8, &high, sizeof high);
+    std::memcpy(&both, halves, sizeof both);
     return both;
 #endif
 }
@@ -79,13 +80,8 @@ inline Floats joined(EightFloats low, EightFloats high) {
 // Of words [first, first + 16) of a stream.
 inline Floats uniforms_of(uint64_t start, uint64_t first) {
     const Longs steps = {0, GAMMA, 2 * GAMMA, 3 * GAMMA, 4 * GAMMA, 5 * GAMMA, 6 * GAMMA, 7 * GAMMA};
-    EightFloats halves[2];
-    for (int half = 0; half < 2; ++half) {
-        const Longs words = mixed(steps + (start + (first + 8 * half) * GAMMA));
-        halves[half] = __builtin_convertvector((SignedLongs)(words >> 11 | 1), EightFloats);
-    }
-    const Floats uniform = joined(halves[0], halves[1]) * 0x1p-53f;
-    return uniform < 1.0f - 0x1p-24f ? uniform : Floats{} + (1.0f - 0x1p-24f);
+    const uint64_t at = start + first * GAMMA;
+    return uniforms_of(mixed(steps + at), mixed(steps + (at + 8 * GAMMA)));
 }
 
 inline Floats rough_exponentials(Floats uniform) {

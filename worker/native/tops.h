@@ -117,12 +117,11 @@ class Tops {
     void each_open(Passes passes, Body body) const {
         static thread_local std::vector<int32_t> held;
         if (int64_t(held.size()) < 2 * padded_ + WIDTH) held.resize(2 * padded_ + WIDTH);
-        const Lanes lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         int32_t* const begin = held.data();
         int32_t* end = begin;
         sweep<float>(2 * num_tiles_, [&](auto place) {
             const Floats tops = first_of(place.get_from(halves_), place.count);
-            end = put_those(bits_of(passes(tops)), lanes + int32_t(place.at), end);
+            end = put_those(bits_of(passes(tops)), numbered() + int32_t(place.at), end);
         });
         auto fetch = [&](int32_t half) {
             for (int i = 0; i < HALF_TILE; i += WIDTH) __builtin_prefetch(logits_ + int64_t(half) * HALF_TILE + i, 0, 2);
